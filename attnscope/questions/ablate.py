@@ -232,8 +232,10 @@ def _answer(ablation: Ablation) -> Iterator[str]:
     # Heads can replace each other: without all of them more may change than the sum of their single effects.
     together = ablation.row("together", main)
     if together is not None:
-        all_heads = amount(len(heads), "head")
-        yield f"without all {all_heads}: {printable(column.title)} {with_interval(together, small_number)}"
+        yield (
+            f"without all {amount(len(heads), 'head')}: {printable(column.title)} "
+            f"{with_interval(together, small_number)}"
+        )
 
 
 def _blocks(ablation: Ablation) -> Iterator[Block]:

@@ -124,8 +124,10 @@ def _float_weights(weights: ArrayLike) -> NDArray[np.float32]:
     is_nan = np.isnan(array)
     # By (layer, head): some weights are NaN, but not all.
     if (is_nan.any((2, 3)) & ~is_nan.all((2, 3))).any():
-        hint = "NaN throughout stands for a head that a layer lacks"
-        raise AttnscopeError("the weights of a head are NaN in part", hint)
+        raise AttnscopeError(
+            "the weights of a head are NaN in part",
+            "NaN throughout stands for a head that a layer lacks",
+        )
     return array
 
 

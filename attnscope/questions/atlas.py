@@ -225,7 +225,7 @@ class Atlas(Result):
         # The share that descriptions explain, if heads were described.
         if "kl_explained" in heads:
             columns.append("kl_explained")
-        names = self.head_names
+
         ranking = rank_heads(
             self, columns, order, printed="with --all", heading="all heads", n_printed=len(order)
         )
@@ -238,7 +238,7 @@ class Atlas(Result):
         cells = 1000 if len(order) == 1 else _LINE_CELLS
         lines = []
         for head in order[:_NAMED_FIRST]:
-            lines.append(f"{names[head]:<7}{cut(descriptions[head], cells, at_word=True)}")
+            lines.append(f"{self.head_names[head]:<7}{cut(descriptions[head], cells, at_word=True)}")
         blocks = [Note(lines=lines), ranking] if order else []
         return report_on(self, [answer, _HOW_LINES_READ], blocks, notes=_notes(self))
 

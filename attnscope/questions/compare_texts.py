@@ -127,10 +127,14 @@ def picked_report(comparison: Comparison) -> Report:
         _panels(differences, axis),
         difference_meaning="difference of attention weights",
     )
-    heading = distance_line(comparison.distance_name)
-    distances = comparison.distance()
     blocks = [
-        Grid(heading=heading, values=distances, rows=names, columns=names, n_printed=len(names)),
+        Grid(
+            heading=distance_line(comparison.distance_name),
+            values=comparison.distance(),
+            rows=names,
+            columns=names,
+            n_printed=len(names),
+        ),
         Special(printed="never", figure="picked", view=side_by_side),
         Special(printed="never", figure="differences", view=how_they_differ),
     ]

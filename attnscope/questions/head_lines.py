@@ -130,8 +130,8 @@ def _what_next(result: Result, n_unlisted: int) -> Note:
     # The next command can name a file again, not a text of the command line. Only names of files have a dot.
     sources = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
     model = result.run.get("model")
-    is_default = model in (None, "minilm", "all-MiniLM-L6-v2")
-    model_option = "" if is_default else f" -m {printable(model)}"
+    # The default model needs no option.
+    model_option = "" if model in (None, "minilm", "all-MiniLM-L6-v2") else f" -m {printable(model)}"
     # Decoders without induction on plain text may show it on repeated text.
     kinds = {*result.table("heads")["kind"].tolist()}
     if kinds == {"decoder"} and "induction" not in result.table("roles")["role"] and sources:

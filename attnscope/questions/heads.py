@@ -382,7 +382,7 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     others = among.table("heads")
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
-    table = _estimates(heads, names, [row] * len(names), "value")
+
     # A measure that is undefined for this head has no rank.
     ranks = [UNDEFINED] * len(names)
     for measure, name in enumerate(names):
@@ -392,7 +392,7 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     return Ranking(
         header=result.head_names[row],
         names=[title_of(heads.columns[name]) for name in names],
-        table=table,
+        table=_estimates(heads, names, [row] * len(names), "value"),
         columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
         noun="measure",
         notes=[
