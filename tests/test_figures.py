@@ -149,7 +149,7 @@ def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(scale, mo
     drawn = page_of(record, "L01", scale=scale)
     drawn.label_all()
     monkeypatch.setattr(drawn, "_copies", [])
-    monkeypatch.setattr(drawn, "_boxes", {})
+    monkeypatch.setattr(drawn, "_image_boxes", {})
     np.testing.assert_array_equal(fast, drawn.pixels())
 
 

@@ -34,17 +34,19 @@ def labelled(n, shape, label_px=60, **more):
     """Maps with labels at their left and below."""
     room = Margins(left=label_px, above=26, below=label_px)
     least = max(2, min(9, 1000 // max(shape)))
-    return PanelRequest(n=n, shape=shape, around=lambda cell: room, least_cell_px=least, **more)
+    return PanelRequest(n=n, shape=shape, margins=lambda cell: room, least_cell_px=least, **more)
 
 
 def boxes_of(places):
-    """Every panel with the room around it, below the header."""
+    """Every panel with its margins, below the header."""
     width, height = places.panel
-    around = places.around
-    above = around.above * places.zoom
+    margins = places.margins
+    above = margins.above * places.zoom
     boxes = [(0.0, 0.0, float(places.width_px), layout.HEADER_PX * places.zoom - 0.5)]
     for x, y in places.corners:
-        boxes.append((x - around.left, y - above, x + width + around.right, y + height + around.below))
+        boxes.append(
+            (x - margins.left, y - above, x + width + margins.right, y + height + margins.below)
+        )
     return boxes
 
 
@@ -88,7 +90,7 @@ def test_panels_on_paper_fit_their_width_and_never_overlap(n, rows, columns, lab
     paper = Paper.of_width(inches, points, 300, True, None)
     places = arrange(labelled(n, (rows, columns), label_px), paper)
     assert (places.width_px - 2 * paper.crop_px) / paper.inch_px == pytest.approx(inches)
-    assert places.around.left <= label_px
+    assert places.margins.left <= label_px
     for x, y in places.corners:
         assert x >= layout.MARGIN_PX
         if places.cell[0] > 0.01:

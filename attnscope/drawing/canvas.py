@@ -1,7 +1,8 @@
-"""Draw on one Axes in pixels: the static part once, and what changes from figure to figure (animated) over it.
+"""Draw series of figures on one matplotlib Axes that counts pixels. What all have in common is drawn once.
 
 Text is what makes attention figures slow: 12 heads of 16 tokens have 384 labels. So a canvas draws its labels once and
-keeps the picture; each further figure of the same text restores it and adds its maps (what matplotlib calls blitting).
+keeps the picture (the static part). Each figure of the same text restores it and draws its maps over it (the animated
+part). Matplotlib calls this blitting.
 """
 
 from __future__ import annotations
@@ -36,47 +37,62 @@ PixelBox = tuple[int, int, int, int]
 
 DPI = 100
 INK = "#1a1a1a"
+"""The colour of text."""
+
 FAINT = "#6f6f6f"
+"""The colour of text that matters less."""
+
 LINE = "#b8b8b8"
-"""The colours of text, of text that matters less, and of lines."""
+"""The colour of lines."""
 
 MARK = "#ff5a00"
-"""The frame of the query that a figure is about."""
+"""The colour of the frame around the row of the query that a figure is about."""
 
 # The same input gives the same bytes: no dates, and ids in SVG that do not depend on chance.
 _METADATA: dict[str, dict[str, str | None]] = {
     "svg": {"Date": None, "Creator": f"attnscope {VERSION}"},
     "pdf": {"CreationDate": None, "Creator": f"attnscope {VERSION}"},
 }
-_RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "none"}
-# The beginnings of the names of matplotlib's settings that can change a figure.
+_SETTINGS: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "none"}
+# The prefixes of matplotlib's settings that can change a figure.
 _FIGURE_SETTINGS = (
-    *("agg.", "axes.", "figure.", "font.", "image.", "lines."),
-    *("patch.", "path.", "pdf.", "savefig.", "svg.", "text."),
+    "agg.",
+    "axes.",
+    "figure.",
+    "font.",
+    "image.",
+    "lines.",
+    "patch.",
+    "path.",
+    "pdf.",
+    "savefig.",
+    "svg.",
+    "text.",
 )
-MOST_VECTOR_CELLS = 64
-"""In vector files a map of at most so many rows and columns is made of rectangles; a larger one is an image."""
+MAX_VECTOR_CELLS = 64
+"""In vector files, a map of up to this many rows and columns is made of rectangles; a larger one is an image."""
 
-_MOST_PIXELS = 400_000_000  # a larger PNG takes over a gigabyte to draw
-_MOST_SIDE = 2**16  # Agg, matplotlib's renderer of pixels, draws no longer sides
+_MAX_PIXELS = 400_000_000  # a larger PNG takes over a gigabyte to draw
+_SIDE_LIMIT = 2**16  # sides must be shorter for Agg, matplotlib's renderer of pixels
 
 
 @contextmanager
 def matplotlib_defaults() -> Iterator[None]:
-    """Draw with matplotlib's own defaults: a user's style must not change figures, or ask for LaTeX."""
+    """Draw with matplotlib's own defaults in this context: a user's style must not change figures, or ask for LaTeX."""
     import matplotlib as mpl
 
     defaults: Any = {
         name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_FIGURE_SETTINGS)
     }
-    with mpl.rc_context(defaults | _RC):
+    with mpl.rc_context(defaults | _SETTINGS):
         yield
 
 
 class Drawing:
-    """Render a figure of matplotlib as pixels and as vectors; `families` are the fonts of its letters."""
+    """Render a matplotlib figure as pixels and as vectors."""
 
     def __init__(self, figure: Figure, families: Sequence[str]) -> None:
+        """Take a figure, and the font families of its text, which an SVG carries inside."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         self.figure = figure
@@ -90,24 +106,28 @@ class Drawing:
 
     def pixels(self) -> NDArray[np.uint8]:
         """Return the figure as it stands now, (height, width, 3)."""
-        self.require_drawable()
-        self.agg.draw()
+        self._draw()
+        return self._copy_pixels()
+
+    def _copy_pixels(self) -> NDArray[np.uint8]:
+        """Return a copy of what was drawn last, (height, width, 3), without the alpha channel."""
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
 
     def vector(self, kind: str) -> bytes:
-        """Return the figure as it stands now as SVG or PDF, the same bytes every time."""
+        """Return the figure as it stands now as "svg" or "pdf", the same bytes every time."""
         content = io.BytesIO()
         self.figure.savefig(content, format=kind, metadata=_METADATA[kind])
         return content.getvalue() if kind != "svg" else embed_fonts(content.getvalue(), self.families)
 
-    def require_drawable(self) -> None:
-        """Refuse more pixels than can be drawn, by an AttnscopeError."""
+    def _draw(self) -> None:
+        """Draw the figure as pixels; raise an AttnscopeError if there are more than can be drawn."""
         width, height = (round(inches * self.dpi) for inches in self.figure.get_size_inches())
-        if max(width, height) >= _MOST_SIDE or width * height > _MOST_PIXELS:
+        if max(width, height) >= _SIDE_LIMIT or width * height > _MAX_PIXELS:
             raise AttnscopeError(
                 f"a PNG of {width:,} x {height:,} pixels is too large to draw",
                 "lower --dpi, or draw svg or pdf",
             )
+        self.agg.draw()
 
 
 class Canvas(Drawing):
@@ -121,8 +141,8 @@ class Canvas(Drawing):
         self.lettering = lettering
         self.paper = paper
         self.width_px = width_px
-        # One unit of the axes is one pixel of the layout, whatever the paper and its dpi. On paper of an exact width,
-        # the outermost crop_px at the left and the right are cut off.
+        # One unit of the axes is one pixel of the layout, which is not one of the file if the paper says so. The axes
+        # leave out crop_px at the left and at the right.
         visible_px = width_px - 2 * paper.crop_px
         size = (visible_px / paper.inch_px, 1)
         super().__init__(Figure(figsize=size, dpi=paper.dpi, facecolor="white"), lettering.families)
@@ -130,19 +150,19 @@ class Canvas(Drawing):
         self.axes.set_axis_off()
         self.axes.set_xlim(paper.crop_px, width_px - paper.crop_px)
         self.axes.set_autoscale_on(False)
-        # The artists that are drawn anew in each figure, and the boxes of images among them.
+        # The artists that are drawn anew in each figure, in their order, and the boxes of the images among them.
         self._animated: list[Artist] = []
-        self._boxes: dict[Artist, Box] = {}
-        # Boxes of the static part, and the corners at which they are repeated.
+        self._image_boxes: dict[Artist, Box] = {}
+        # Boxes of the static part whose pixels are copied, and the upper left corners of the copies.
         self._copies: list[tuple[PixelBox, list[tuple[int, int]]]] = []
-        # The boxes of images of cells, which vector files may draw as rectangles.
-        self._cells: dict[Any, Box] = {}
-        # The pixels of the static part, once it is drawn.
+        # The images that show cells, and their boxes: vector files may draw these as rectangles.
+        self._cell_boxes: dict[Any, Box] = {}
+        # The picture of the static part, once it is drawn.
         self._background: Any = None
         self._is_trimmed = False
 
     def end_at(self, height_px: int) -> None:
-        """End the figure at a height, below which stand lines on parts of the study that failed."""
+        """End the figure at a height. If parts of the study failed, say so below it, and end the figure there."""
         paper = self.paper
         room = self.width_px - 2 * layout.MARGIN_PX
         lines = wrap_lines(" · ".join(paper.failed), room, self.lettering) if paper.failed else ()
@@ -150,11 +170,11 @@ class Canvas(Drawing):
             y = height_px - layout.MARGIN_PX + number * layout.LINE_PX
             self.write(layout.MARGIN_PX, y, line, layout.CAPTION_PX, ha="left")
         self.height_px = height_px + len(lines) * layout.LINE_PX
-        # On paper of an exact width, a strip at the top and at the bottom is cut off, too.
+        # Paper of an exact width also cuts off a strip at the top and at the bottom.
         self._set_ends(paper.crop_ends_px, self.height_px - paper.crop_ends_px)
 
     def _set_ends(self, top: float, bottom: float) -> None:
-        """Let the figure begin and end at these y."""
+        """Let the figure reach from one y to a larger one, in pixels from above."""
         self.axes.set_ylim(bottom, top)
         width, _ = self.figure.get_size_inches()
         self.figure.set_size_inches(width, (bottom - top) / self.paper.inch_px)
@@ -168,19 +188,19 @@ class Canvas(Drawing):
         *,
         animated: bool = False,
         color: str = INK,
-        exact: bool = False,
+        keeps_size: bool = False,
         **options: Any,
     ) -> Text:
-        """Put a text at a point, and return it.
+        """Write a text at a point, and return its artist.
 
         Args:
-            x: Where it stands, in pixels from the left.
-            y: Where it stands, in pixels from above.
+            x: The point, in pixels from the left.
+            y: The point, in pixels from above.
             text: The text.
-            size_px: The size of its letters.
+            size_px: The font size.
             animated: Whether it is drawn anew in each figure.
             color: Its colour.
-            exact: Whether letters may be smaller than the smallest that the paper allows.
+            keeps_size: Whether the font size may be below the smallest of the paper; else it is raised to that.
             options: Further arguments of matplotlib's Text, such as ha, va, rotation and weight.
         """
         options.setdefault("va", "center")
@@ -191,7 +211,7 @@ class Canvas(Drawing):
             x,
             y,
             self.lettering.spell(text),
-            fontsize=self.points(size_px if exact else self.paper.letters(size_px)),
+            fontsize=self.points(size_px if keeps_size else self.paper.letters(size_px)),
             family=list(self.lettering.families),
             color=color,
             parse_math=False,  # a token may be `$`
@@ -202,28 +222,28 @@ class Canvas(Drawing):
         return artist
 
     def points(self, size_px: float) -> float:
-        """Return a length of the layout in points, as matplotlib takes sizes of letters and widths of lines."""
+        """Return a length of the layout in points (1/72 inch), in which matplotlib takes font sizes and line widths."""
         return size_px * 72 / self.paper.inch_px
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
-        """Return how far apart labels must be to have room, as a number of places of `pitch_px`; 1 on a screen."""
+        """Return k such that every k-th of labels `pitch_px` apart has room; 1 if letters may have any size."""
         if not self.paper.least_px:
             return 1
-        # The gap between labels grows with their width.
+        # A label takes its width and a gap, which grows with the width.
         needed_px = self.lettering.width_px(longest, size_px) * 1.15 + 4
         return max(1, math.ceil(needed_px / pitch_px))
 
     def register(self, artist: Artist, animated: bool = False) -> None:
-        """Note whether an artist on the axes is drawn anew in each figure (animated), or is static."""
+        """Make an artist of the axes animated (drawn anew in each figure), or leave it in the static part."""
         artist.set_animated(animated)
         if animated:
             self._animated.append(artist)
 
     def image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
-        """Put an empty image into a box, and return it: `set_data` or `set_cells` say later what it shows."""
+        """Put an empty image into a box, and return it: its `set_data`, or `set_cells`, say later what it shows."""
         from matplotlib.image import AxesImage
 
-        # Rows of pixels go down, as the axes do.
+        # The first row of pixels is the upper one; y grows downwards.
         x, y, width, height = box
         extent = (x, x + width, y + height, y)
         image = AxesImage(self.axes, cmap=cmap, interpolation="none", origin="upper", extent=extent)
@@ -231,27 +251,27 @@ class Canvas(Drawing):
         image.set_clim(0, 1)
         self.axes.add_artist(image)
         self.register(image, animated)
-        # An animated image may be pasted into its box, which is faster than drawing it.
+        # An animated image may be copied into its box, which is faster than drawing it: see `_paste`.
         if animated:
-            self._boxes[image] = box
+            self._image_boxes[image] = box
         return image
 
     def set_cells(
         self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)
     ) -> None:
-        """Let an image show values, (row, column), as cells with sharp edges; NaN has no colour.
+        """Let an image show values, (row, column), as cells with sharp edges.
 
-        `limits` are the values of the first and of the last colour.
+        `limits` are the values of the first and of the last colour. NaN has no colour.
         """
         image.set_data(np.ma.masked_invalid(values))
         image.set_clim(*limits)
         left, right, bottom, top = image.get_extent()
-        self._cells[image] = left, top, right - left, bottom - top
+        self._cell_boxes[image] = left, top, right - left, bottom - top
 
     def repeat_box(self, box: Box, corners: Sequence[tuple[float, float]]) -> None:
-        """Repeat the static part of a box at other upper left corners, where nothing else may be.
+        """Copy the static pixels of a box to boxes with other upper left corners, which must be empty.
 
-        Only pixels are copied: in vector files, everything must be drawn at each corner.
+        Vector files have no pixels to copy: there, everything must be drawn at each corner.
         """
         left, top, width, height = map(int, box)
         self._copies.append(((left, top, width, height), [(int(x), int(y)) for x, y in corners]))
@@ -265,7 +285,7 @@ class Canvas(Drawing):
         animated: bool = False,
         **options: Any,
     ) -> None:
-        """Draw straight or broken lines, each a sequence of points, (x, y)."""
+        """Draw lines, each through a sequence of points, (x, y)."""
         from matplotlib.collections import LineCollection
 
         artist = LineCollection(segments, colors=color, linewidths=self.points(width_px), **options)
@@ -280,18 +300,15 @@ class Canvas(Drawing):
         self.lines(list(edges), color=color, width_px=width_px, animated=animated)
 
     def frames(self, boxes: Sequence[Box]) -> None:
-        """Draw thin frames just outside of boxes."""
+        """Draw frames of one pixel just outside of boxes."""
         self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
 
-    def prepare(self) -> None:
-        """Draw the static part, unless it is drawn already."""
-        if self._background is not None:
-            return
-        # Animated artists are left out of this.
-        self.trim()
-        self.require_drawable()
-        self.agg.draw()
-        # Copy boxes within the picture; a copy is smaller where it would reach beyond the page.
+    def _draw_static(self) -> None:
+        """Draw the static part and keep its picture."""
+        self._trim_top()
+        # Matplotlib leaves out animated artists.
+        self._draw()
+        # Copy boxes within the picture, and no more of them than the page has room for.
         pixels = np.asarray(self.agg.buffer_rgba())
         for (x, y, width, height), corners in self._copies:
             for corner_x, corner_y in corners:
@@ -301,16 +318,19 @@ class Canvas(Drawing):
 
     def pixels(self) -> NDArray[np.uint8]:
         """Return the figure as it stands now, (height, width, 3)."""
-        self.prepare()
+        if self._background is None:
+            self._draw_static()
         self.agg.restore_region(self._background)
         for artist in self._animated:
-            if artist not in self._boxes or not self._paste(artist, self._boxes[artist]):
+            box = self._image_boxes.get(artist)
+            is_pasted = box is not None and self._paste(artist, box)
+            if not is_pasted:
                 self.axes.draw_artist(artist)
-        return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
+        return self._copy_pixels()
 
     def _paste(self, image: Any, box: Box) -> bool:
-        """Write an image whose cells are whole pixels straight into the picture; return False if it must be drawn."""
-        if not self.paper.is_screen:
+        """Copy an image into the picture and return True, if its cells have whole pixels and opaque colours."""
+        if not self.paper.is_pixel_exact:
             return False
         # The colours of cells, (row, column, 4).
         colours = image.to_rgba(image.get_array(), bytes=True)
@@ -326,23 +346,24 @@ class Canvas(Drawing):
         return True
 
     def vector(self, kind: str) -> bytes:
-        """Return the figure as it stands now as SVG or PDF, with cells as rectangles where they are few."""
-        self.trim()
-        # Rectangles take the place of images with few cells, by their drawing order.
+        """Return the figure as it stands now as "svg" or "pdf", with cells as rectangles where they are few."""
+        self._trim_top()
+        # Find the images with few cells, by their drawing order (zorder).
         hidden: list[Artist] = []
         maps: dict[float, list[tuple[Box, NDArray[np.uint8]]]] = {}
-        for image, box in self._cells.items():
+        for image, box in self._cell_boxes.items():
             colours = image.to_rgba(image.get_array(), bytes=True)
-            if max(colours.shape[:2]) <= MOST_VECTOR_CELLS:
+            if max(colours.shape[:2]) <= MAX_VECTOR_CELLS:
                 maps.setdefault(image.get_zorder(), []).append((box, colours))
                 if image.get_visible():
                     hidden.append(image)
+        # Add rectangles in their place.
         added: list[Artist] = []
-        for order in sorted(maps):
-            for patch in cells_as_rectangles(maps[order]):
-                patch.set_zorder(order)
+        for zorder in sorted(maps):
+            for patch in cells_as_rectangles(maps[zorder]):
+                patch.set_zorder(zorder)
                 added.append(self.axes.add_artist(patch))
-        # The figure is as before afterwards, also if writing fails.
+        # Show the rectangles, hide the images; then undo both, also if writing fails.
         try:
             for artist in hidden:
                 artist.set_visible(False)
@@ -353,34 +374,34 @@ class Canvas(Drawing):
             for artist in added:
                 artist.remove()
 
-    def trim(self) -> None:
-        """Cut off the empty top of a figure without a caption, once, after everything is on it; its margin stays."""
+    def _trim_top(self) -> None:
+        """Cut off the empty top of a figure without a caption, but for a margin. Everything must be on the figure."""
         if self.paper.caption or self._is_trimmed:
             return
         self._is_trimmed = True
-        # Find the upper end of letters, images and shapes. Renderers count pixels upwards, the axes downwards.
+        # Find the upper end of letters, images and shapes. Renderers measure pixels from below, these axes from above.
         renderer = self.agg.get_renderer()
         artists = (*self.axes.texts, *self.axes.images, *self.axes.patches)
         extents = [artist.get_window_extent(renderer) for artist in artists if artist.get_visible()]
         highest = max((extent.y1 for extent in extents if extent.width and extent.height), default=0.0)
         to_pixels = self.axes.transData
         tops = [float(to_pixels.inverted().transform((0, highest))[1])]
-        # Collections, such as filled cells, know their place without a renderer.
-        ends = [artist.get_datalim(to_pixels).y0 for artist in self.axes.collections]
-        tops += [y for y in ends if math.isfinite(y)]
-        # Begin the figure a margin above, but not above its former top, and keep at least a pixel.
+        # Collections, such as filled cells, give their upper end (y0) in units of the axes: infinite if they are empty.
+        collection_tops = [artist.get_datalim(to_pixels).y0 for artist in self.axes.collections]
+        tops += [y for y in collection_tops if math.isfinite(y)]
+        # Begin the figure a margin above that, but not above its former top. Keep at least one pixel of it.
         bottom, former_top = self.axes.get_ylim()
         top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
         self._set_ends(min(max(top, former_top), bottom - 1), bottom)
 
 
 def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
-    """Return a text broken into lines that fit the room."""
+    """Return a text broken into lines of captions that are at most `room` pixels wide."""
     return layout.wrap(lettering.spell(text), room, lettering.width_px)
 
 
 def colormap(cmap: Colormap | str) -> Colormap:
-    """Return a colormap of matplotlib by its name; a colormap stays."""
+    """Return the matplotlib colormap of a name; a colormap stays."""
     import matplotlib as mpl
 
     return mpl.colormaps.get_cmap(cmap)

@@ -1,4 +1,4 @@
-"""Write figures as files in several formats; a page is compressed while the next one is drawn."""
+"""Write figures (pages) as files in several formats. Threads compress a page while the next one is drawn."""
 
 import struct
 import zlib
@@ -23,10 +23,17 @@ def write_pages(
     """Write figures into a folder, each file whole or not at all; the same figures give the same bytes.
 
     Args:
-        pages: The names of files, without an ending, and the figures. A page may change when the next one is drawn.
+        pages: The names of files, without a suffix, and the figures. All may be one object that changes from step to
+            step.
         folder: The folder.
         formats: Some of "png", "svg" and "pdf".
-        threads: How many threads compress and write pages while the next one is drawn; 0 = this thread does.
+        threads: How many threads compress and write pages while the next one is drawn; 0 = the calling thread does.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        UsageError: There is no such format.
     """
     for kind in formats:
         if kind not in FIGURE_FORMATS:
@@ -37,18 +44,19 @@ def write_pages(
         return []
 
     def contents() -> Iterator[tuple[Path, Callable[[], bytes]]]:
+        """Yield each path, with a function that makes the content of the file."""
         for stem, page in pages:
             for kind in formats:
-                # Draw at once, as the page may change; leave compression to a thread.
+                # Draw at once, as the next page may change this one. A thread compresses the pixels.
                 if kind == "png":
                     pixels = page.pixels()
                     content = partial(png, pixels, page.dpi)
                 else:
-                    # It is whole already: `bytes` only hands it on.
+                    # A vector file is finished: `bytes` returns it as it is.
                     content = partial(bytes, page.vector(kind))
                 yield Path(folder) / f"{stem}.{kind}", content
 
-    # Users' own records may hold infinite or negative values: NumPy's warnings of them tell a user nothing.
+    # A user's own record may hold infinite or negative values. NumPy's warnings of them would not help the user.
     with matplotlib_defaults(), np.errstate(all="ignore"):
         if not threads:
             return list(map(_write, contents()))
@@ -56,19 +64,17 @@ def write_pages(
             return list(pool.map(_write, contents()))
 
 
-def _write(file: tuple[Path, Callable[[], bytes]]) -> Path:
-    path, content = file
+def _write(path_and_content: tuple[Path, Callable[[], bytes]]) -> Path:
+    """Make the content of a file, write it, and return the path."""
+    path, content = path_and_content
     return write_whole(path, content())
 
 
 def distinct(stems: Iterable[str]) -> list[str]:
-    """Return file names, with a number after each that equals an earlier one, or differs from it only by case.
-
-    Some disks take such names for one file.
-    """
+    """Return file names without duplicates: a, a, A become a, a-2, A-3. On some disks, a and A are one file."""
     names: dict[str, str] = {}
     for stem in stems:
-        # Count up until the name is new.
+        # Count up until no earlier name is the same.
         name = stem
         number = 2
         while name.lower() in names:

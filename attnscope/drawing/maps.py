@@ -137,7 +137,7 @@ class MapsPage(Page):
             n=len(content.row_names) * len(content.column_names),
             shape=shape,
             columns=len(content.column_names),
-            around=lambda cell_px: layout.Margins(below=gap_px),
+            margins=lambda cell_px: layout.Margins(below=gap_px),
             names_px=max(_NAMES_PX, math.ceil(widest_name) + 20),
             gap_px=gap_px,
             top_px=layout.HEADER_PX + 30 + self._strip_px,
@@ -168,7 +168,7 @@ class MapsPage(Page):
             n=n_panels,
             shape=shape,
             columns=0 if paper.is_narrow and not content.shares_labels else content.columns,
-            around=lambda cell_px: self._room_around(cell_px, paper),
+            margins=lambda cell_px: self._room_around(cell_px, paper),
             names_px=names_px,
             foot_px=foot_px,
             row_px=content.row_px,
@@ -219,7 +219,7 @@ class MapsPage(Page):
         """Return whether a PNG has copies of the first map's labels at all other maps, as all have the same labels."""
         content = self.content
         has_own_labels = content.is_labelled and not content.shares_labels
-        return self.paper.is_screen and len(content.axes) == 1 and has_own_labels
+        return self.paper.is_pixel_exact and len(content.axes) == 1 and has_own_labels
 
     @property
     def tokens_per_label(self) -> int:
@@ -314,7 +314,7 @@ class MapsPage(Page):
         cell_width, cell_height = self.places.cell
         # Cut labels to the room at the left of a map, without its gap of 8; half a pixel is for rounding.
         _, font = layout.label_font(cell_height, self.paper)
-        room = max(self.places.around.left - 8, 1.0) + 0.5
+        room = max(self.places.margins.left - 8, 1.0) + 0.5
         # Shared labels stand at the left of the first map of a row, and below the last map of a column.
         if self.content.shares_labels:
             room = x - layout.MARGIN_PX - 5
@@ -325,12 +325,12 @@ class MapsPage(Page):
         # Write labels of rows, then labels of columns. They are a line of text apart, in tokens, and at least a cell.
         apart = max(1.0, font / layout.LABEL_SHARE / cell_height) * self.pool
         texts = []
-        style: dict[str, Any] = {"ha": "right", "va": "center_baseline", "exact": True}
+        style: dict[str, Any] = {"ha": "right", "va": "center_baseline", "keeps_size": True}
         for token, place in rows.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
             texts.append(self.write(x - 5, middle, label, font, color=rows.color(token), **style))
-        style = {"ha": "center", "va": "top", "rotation": 90, "exact": True}
+        style = {"ha": "center", "va": "top", "rotation": 90, "keeps_size": True}
         below = y + height + 5
         for token, place in columns.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
