@@ -318,7 +318,6 @@ class Heatmap(MapsResult[AttentionMap]):
         yield LINK_COLUMNS
         for attention in self.maps:
             first_query, first_key = attention.origin
-            queries, keys = attention.queries.labels, attention.keys.labels
             for layer, head in self.chosen(attention):
                 # A mean over layers has no layer number; means over heads, and rollout, have names in place of heads.
                 layer_name = "mean" if self.mean_name and attention.n_layers == 1 else layer
@@ -331,8 +330,8 @@ class Heatmap(MapsResult[AttentionMap]):
                         head_name,
                         first_query + query,
                         first_key + key,
-                        queries[query],
-                        keys[key],
+                        attention.queries.labels[query],
+                        attention.keys.labels[key],
                         # The shortest decimal of a float32: 0.1, where `float` alone makes 0.10000000149.
                         float(str(weights[query, key])),
                     )
@@ -392,10 +391,9 @@ class Heatmap(MapsResult[AttentionMap]):
                 _, *rows = stored.tables["words"].rows()
                 for word, start, end, first, stop in rows:
                     words.append(SpokenWord(word, start, end, (first, stop)))
-            description = {key: freeze(value) for key, value in options["sound"].items()}
-            sound = Sound.rebuild(
-                description, arrays["envelope"], arrays.get("spectrogram"), tuple(words)
-            )
+            description = freeze(options["sound"])
+            levels = arrays.get("spectrogram")
+            sound = Sound.rebuild(description, arrays["envelope"], levels, tuple(words))
             sound.require_whole()
             fields["sound"] = sound
         return fields
@@ -426,8 +424,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
 def _read_picture(description: dict[str, Any], pixels: NDArray[Any], cells: Any) -> Picture:
     """Return a picture from what `Picture.describe` returned, and its arrays; `cells` may be None."""
-    fields = {key: freeze(value) for key, value in description.items()}
-    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **fields)
+    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **freeze(description))
     picture.require_whole()
     return picture
 

@@ -1,7 +1,7 @@
 """Make the figures of attention maps: of pictures here, of texts in `heatmap_plates`, of sound in `heatmap_sounds`.
 
-A vision model's show where a query looks in the picture; those of a model that reads pictures among words, where each
-word looks.
+Figures of a vision model show what one query attends to in the picture. Figures of a model that reads pictures among
+words show what each word attends to in each picture.
 """
 
 import re
@@ -40,15 +40,18 @@ from attnscope.results.tokens import Tokens
 Floats = NDArray[np.float64]
 
 MOST_WORDS = 24
-"""Words on one figure, and figures of one word each, where none is named."""
+"""How many words are drawn at most if no query names words: side by side, then on a figure each."""
 
 _SINGLE_PX = 760
+"""The largest width of a map over a picture that is alone in its figure."""
+
 _PANEL_PX = 420
-"""Width of one map over a picture at most, and of each of several."""
+"""The largest width of each of several maps over a picture."""
 
 _MOST_IN_A_ROW = 3
-"""Maps that stand in one row with the photo; more of them make a page near 4:3."""
+"""Up to so many maps stand in one row with the photo; more are laid out to a page near 4:3."""
 
+# Notes at the foot of figures over a photo.
 _OVER_PHOTO = "a square is a patch, nothing is smoothed"
 _SMOOTHED = "weights are interpolated between the middles of patches (--smooth)"
 _BAR = "upper half of the bar: over white, lower half: over black"
@@ -61,15 +64,16 @@ _PICTURE_MEANING = meanings(
 def plates_of(
     record: Heatmap | PooledHeatmap, style: Style | None = None, query: str | None = None
 ) -> Iterator[Plate]:
-    """Return what is in each figure of a record, the overview first.
+    """Return the figures of a record with their values, the overview first.
 
     Args:
         record: What to draw.
-        style: How it is drawn; None = on a fixed scale, pictures and recordings each head by its own.
-        query: Of text: a token whose attention in all heads is drawn too. Of pictures: whose attention is drawn.
+        style: How it is drawn; None = as is usual for such a record.
+        query: Of text: names tokens that get a figure of all heads each. Of a picture: names the token whose attention
+            is drawn, or "mean". Of pictures among words: names the words whose attention is drawn.
 
     Raises:
-        AttnscopeError: The query names nothing.
+        AttnscopeError: The query names no token.
     """
     style = style or record.style()
     if isinstance(record, PooledHeatmap):
@@ -98,9 +102,9 @@ def glance(record: Heatmap | PooledHeatmap) -> bytes:
 
 
 def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
-    """Refuse a query that names nothing."""
+    """Refuse a query that names no token of the record."""
     if query is not None:
-        # The query is read before the first figure is made.
+        # Making the first figure reads the query.
         next(plates_of(record, query=query), None)
 
 
@@ -108,10 +112,10 @@ def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
 
 
 def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
-    """Return the token whose attention is drawn, -1 for the mean over all patches; and its name.
+    """Return the index of the query whose attention is drawn, and its name; -1 = the mean over all patches.
 
-    A query is "CLS", "REG0", a patch as "row,column", a place such as `@3`, or "mean"; None = CLS, or where there is
-    none, "mean".
+    A query is "CLS", "REG0", a patch as "row,column", a position such as `@3`, or "mean"; None = "CLS", or "mean" if
+    there is no CLS token.
     """
     tokens = attention.queries
     if query is None:
@@ -131,14 +135,16 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
 
 
 def query_weights(attention: AttentionMap, pair: Pair, query: int) -> Floats:
-    """Return the attention of a query to each token, (key,); for -1 the mean over all patches."""
+    """Return the attention of a query of `query_of` to each token, (key,)."""
     weights = attention.of(*pair).astype(np.float64)
-    row: Floats = weights[~attention.queries.special].mean(0) if query < 0 else weights[query]
-    return row
+    if query >= 0:
+        return np.asarray(weights[query])
+    is_patch = ~attention.queries.special
+    return np.asarray(weights[is_patch].mean(0))
 
 
 def query_patches(record: Heatmap, pair: Pair, query: int) -> Floats:
-    """Return the attention of a query to each patch, (row, column)."""
+    """Return the attention of a query of `query_of` to each patch of the picture, (row, column)."""
     attention = record.maps[0]
     picture = record.picture
     assert picture is not None
@@ -146,43 +152,45 @@ def query_patches(record: Heatmap, pair: Pair, query: int) -> Floats:
 
 
 def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[Plate]:
-    """Yield an overview and a figure per layer, or one of the heads that were picked, of what a query attends to."""
+    """Yield figures of what a query attends to: an overview and one per layer, or one of the heads that were picked."""
     attention = record.maps[0]
     picture = record.picture
     assert picture is not None
     token, name = query_of(attention, query)
-    is_special = attention.queries.special
+    is_patch = ~attention.queries.special
     notes = []
     boxes: tuple[Any, ...] = ()
-    if token >= 0 and not is_special[token]:
-        # The patch by its number: other tokens come before the patches, or between them.
-        row, column = divmod(int((~is_special[:token]).sum()), picture.grid[1])
+    if token >= 0 and is_patch[token]:
+        # Special tokens may stand before the patches and between them, so only patches are counted.
+        patch_number = int(is_patch[:token].sum())
+        row, column = divmod(patch_number, picture.grid[1])
         boxes = ((column, row, column + 1, row + 1),)
         notes.append("framed: the query")
-    # Keys that are no patches, and have no place in the picture.
-    others = ", ".join(compress(attention.keys.labels, attention.keys.special))
-    has_others = bool(others) and "without_sinks" not in record.changes
-    if has_others:
-        notes.append(f"what goes to {others} has no place in the picture")
+    # Special tokens have weights too, but no place in the picture.
+    special_names = ", ".join(compress(attention.keys.labels, attention.keys.special))
+    has_special = bool(special_names) and "without_sinks" not in record.changes
+    if has_special:
+        notes.append(f"what goes to {special_names} has no place in the picture")
     notes += change_notes(record, attention.kind)
     if isinstance(record, Rollout):
         notes.append(record.method)
-    # Files are named by the query; a patch such as 3,5 is 3-5 there.
-    stem_end = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
-    for sheet in sheets_of(record, attention, after=f"-{stem_end}"):
-        values = [query_patches(record, pair, token) for pair in sheet.heads]
-        facts = [""] * len(values)
-        if has_others:
-            for map_index, pair in enumerate(sheet.heads):
-                off = query_weights(attention, pair, token)[attention.keys.special].sum()
-                facts[map_index] = f"{off:.2f} off the picture"
+    # The query in names of files; a patch such as 3,5 is 3-5 there.
+    query_name = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
+    for sheet in sheets_of(record, attention, suffix=f"-{query_name}"):
+        values = []
+        facts = []
+        for pair in sheet.heads:
+            values.append(query_patches(record, pair, token))
+            on_special = query_weights(attention, pair, token)[attention.keys.special].sum()
+            facts.append(f"{on_special:.2f} off the picture" if has_special else "")
         subject = f"{sheet.subject}: what {name} attends to"
         if attention.kind == ROLLOUT:
-            # In place of heads there are mean attention, 0, and rollout or relevance, 1.
-            part = f"up to layer {sheet.heads[0][0]}"
             if sheet.form == "overview":
-                part = f"over {amount(len(attention.layers), 'layer')}"
-            subject = f"{attention.head_name(1)} {part}: where {name} came from"
+                depth = f"over {amount(len(attention.layers), 'layer')}"
+            else:
+                depth = f"up to layer {sheet.heads[0][0]}"
+            # Of the two maps of a layer, number 1 is rollout or relevance.
+            subject = f"{attention.head_name(1)} {depth}: where {name} came from"
         yield _over_picture(
             record, picture, sheet, subject, values, facts, notes, style, framed_boxes=boxes
         )
@@ -199,20 +207,21 @@ def _over_picture(
     style: Style,
     **fields: Any,
 ) -> Plate:
-    """Lay maps of numbers, (row, column) of patches, over a picture.
+    """Return the figure of maps, (row, column) of patches, laid over a picture.
 
     Args:
         record: The record that they are from.
         picture: The picture.
-        sheet: The name of the file, and the heads whose names are the titles of maps.
-        subject: What they show, for the title.
-        values: The numbers of each map.
-        facts: A fact on each map, which stands beside its largest number; may be empty.
+        sheet: The name of the file, and the heads.
+        subject: What the maps show, for the title of the figure.
+        values: The values of each map.
+        facts: A fact on each map, which stands beside its largest value; may be empty.
         notes: What a reader must know.
         style: How it is drawn.
-        fields: Further fields of the figure.
+        fields: May hold `framed_boxes`, frames on all maps, and `titles` of maps in place of the names of heads; see
+            `MapsFigure`.
     """
-    n = len(values)
+    n_maps = len(values)
     rows, columns = picture.grid
     title = f"{model_name(record)} · {subject}"
     figure = MapsFigure(
@@ -225,9 +234,9 @@ def _over_picture(
         is_smooth=style.smooth,
         captions=captions_of(values, facts),
         picture=picture,
-        largest_px=_SINGLE_PX if n == 1 else _PANEL_PX,
-        # The photo stands beside the maps; 0 = as many in a row as fit.
-        columns=n + 1 if n <= _MOST_IN_A_ROW else 0,
+        largest_px=_SINGLE_PX if n_maps == 1 else _PANEL_PX,
+        # One column more, for the photo itself; 0 = as many as make the page near 4:3.
+        columns=n_maps + 1 if n_maps <= _MOST_IN_A_ROW else 0,
         lettered=(title, *fields.get("titles", ())),
     )
     return Plate(sheet.stem, title, figure, values)
@@ -238,40 +247,44 @@ def _over_picture(
 
 @dataclass(frozen=True)
 class Word:
-    """Hold a word of a record, or a token that is part of none; `tokens` are its places among the queries."""
+    """Hold a word, or a token that is no part of a word; `tokens` are the indices of its pieces among the queries."""
 
     name: str
     tokens: tuple[int, ...]
 
 
 def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], str]:
-    """Return the words whose attention is drawn, and a note if these are not all.
+    """Return the words whose attention is drawn, and a note if only the first of them are.
 
-    They are those that are named, else those that the model wrote; where it wrote none, the words after the pictures.
+    They are the words that a query names; without a query those that the model wrote, or if it wrote none, all words.
     """
     tokens = record.maps[0].queries
-    words = [Word(_name(tokens, group), tuple(group)) for group in tokens.word_groups()]
+    words = [Word(_word_name(tokens, pieces), tuple(pieces)) for pieces in tokens.word_groups()]
     if query is not None:
         named = _find_words(record, query, words)
         return [word for word in words if not named.isdisjoint(word.tokens)], ""
-    # The words that the model wrote, else all; without special tokens, unless there are no others.
     written = [word for word in words if 0 <= tokens.n_given <= word.tokens[0]]
-    ordinary = [word for word in written or words if not tokens.special[word.tokens[0]]]
-    words = ordinary or words
-    if len(words) <= MOST_WORDS:
-        return words, ""
-    note = f"the first {MOST_WORDS} of {len(words)} words: --query names others"
-    return words[:MOST_WORDS], note
+    wanted = written or words
+    # Special tokens are drawn only if there are no other words.
+    ordinary = [word for word in wanted if not tokens.special[word.tokens[0]]]
+    drawn = ordinary or words
+    if len(drawn) <= MOST_WORDS:
+        return drawn, ""
+    note = f"the first {MOST_WORDS} of {len(drawn)} words: --query names others"
+    return drawn[:MOST_WORDS], note
 
 
 def _find_words(record: Heatmap, query: str, words: Sequence[Word]) -> set[int]:
-    """Return the places among the queries that a user names; places such as @70 count all tokens."""
+    """Return the indices of the queries that a user names; a position such as @70 counts all tokens of the input."""
     attention = record.maps[0]
     tokens = attention.queries
     first_query, _ = attention.origin
-    # Where a place comes before the queries, @-1 names nothing.
-    shifted = re.sub(r"@(\d+)", lambda place: f"@{max(int(place[1]) - first_query, -1)}", query)
-    named = set(tokens.find(shifted))
+
+    # Count positions from the first query; those before it become @-1, which names nothing.
+    def count_from_first_query(position: re.Match[str]) -> str:
+        return f"@{max(int(position[1]) - first_query, -1)}"
+
+    named = set(tokens.find(re.sub(r"@(\d+)", count_from_first_query, query)))
     if named:
         return named
     names = [word.name for word in words if not tokens.special[word.tokens[0]]]
@@ -281,75 +294,76 @@ def _find_words(record: Heatmap, query: str, words: Sequence[Word]) -> set[int]:
     )
 
 
-def _name(tokens: Tokens, group: Sequence[int]) -> str:
-    """Return the text of the tokens of a word, or the label of a single one without its leading space."""
-    if len(group) > 1:
-        return tokens.merge([group]).labels[0]
-    return tokens.labels[group[0]].removeprefix("·")
+def _word_name(tokens: Tokens, pieces: Sequence[int]) -> str:
+    """Return the text of a word of several pieces, or the label of its one token without "·", the mark of a space."""
+    if len(pieces) > 1:
+        return tokens.merge([pieces]).labels[0]
+    return tokens.labels[pieces[0]].removeprefix("·")
 
 
 def word_weights(record: Heatmap, word: Word, heads: Iterable[Pair]) -> Floats:
     """Return the attention of a word to each token, (key,): the mean over heads and over its tokens."""
-    tokens = list(word.tokens)
+    pieces = list(word.tokens)
+    # (head, key)
     rows = []
     for pair in heads:
-        weights = record.maps[0].of(*pair)[tokens].astype(np.float64)
+        weights = record.maps[0].of(*pair)[pieces].astype(np.float64)
         rows.append(weights.mean(0))
-    # (head, key); only damaged records have keys without any number.
+    # How many numbers a key has that are not NaN, (key,); it may be 0 in a damaged record.
     n_known = (~np.isnan(rows)).sum(0)
-    mean: Floats = np.nansum(rows, axis=0) / np.maximum(n_known, 1)
-    return mean
+    return np.asarray(np.nansum(rows, axis=0) / np.maximum(n_known, 1))
 
 
 def picture_share(picture: Picture, row: Floats) -> float:
-    """Return how much of a row of attention, (key,), goes to a picture."""
+    """Return the share of a row of attention, (key,), that goes to the patches of a picture."""
     return float(np.nansum(picture.over(row)))
 
 
 def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[Plate]:
-    """Yield the words side by side over each picture, then each word layer by layer or head by head, then the text."""
+    """Yield all words side by side over each picture, then each word by layer or by head, then the maps of the text."""
     attention = record.maps[0]
     words, words_note = words_of(record, query)
     heads = record.chosen(attention)
-    # Queries that a model has learned are no words.
-    is_learned = attention.kind == "cross" and not attention.queries.text
-    one, several = ("query", "queries") if is_learned else ("word", "words")
-    which = "all heads" if record.picked is None else "the heads that were picked"
-    notes = [f"the mean of {which}"]
+    # How files are named: queries that a model has learned have no text, and are no words.
+    singular, plural = "word", "words"
+    if attention.kind == "cross" and not attention.queries.text:
+        singular, plural = "query", "queries"
+    averaged = "all heads" if record.picked is None else "the heads that were picked"
+    notes = [f"the mean of {averaged}"]
     if words_note:
         notes.append(words_note)
     # All words over each picture.
     rows = [(word.name, word_weights(record, word, heads)) for word in words]
-    for number, picture in enumerate(record.pictures):
-        sheet = Sheet(f"{several}{_mark(record, number)}", "grid", heads, f"{several} look")
+    for picture in record.pictures:
+        sheet = Sheet(f"{plural}{_picture_suffix(record, picture)}", "grid", heads, f"{plural} look")
         yield _word_plate(record, picture, sheet, rows, notes, style)
-    # Each word by itself, over all pictures that are not made small.
-    for place, word in enumerate(words):
+    # Each word alone, over the detailed pictures.
+    detailed = [picture for picture in record.pictures if not picture.source.endswith(SMALL)]
+    for word_index, word in enumerate(words):
         rows, note = _rows_of_word(record, word, heads)
-        for number, picture in enumerate(record.pictures):
-            if picture.source.endswith(SMALL):
-                continue
-            stem = f"{one}-{place:02d}-{_slug(word.name)}{_mark(record, number)}"
+        for picture in detailed:
+            suffix = _picture_suffix(record, picture)
+            stem = f"{singular}-{word_index:02d}-{_slug(word.name)}{suffix}"
             sheet = Sheet(stem, "grid", heads, f"“{word.name}” looks")
             yield _word_plate(record, picture, sheet, rows, [note], style)
-    # The maps of words, with each photo as one key; with cross-attention, those of words to each other.
+    # The maps of words, each photo as one key. Beside cross-attention to pictures, that is attention among words.
     flat = record.with_pictures_as_one()
-    if flat.maps[0].kind == "cross" and len(flat.maps) > 1:
+    if flat.maps[0].kind == "cross" and flat.has_several_kinds:
         flat = replace(flat, maps=flat.maps[1:])
-    yield from text_plates(flat, style, before="text-")
+    yield from text_plates(flat, style, prefix="text-")
 
 
 def _rows_of_word(
     record: Heatmap, word: Word, heads: Sequence[Pair]
 ) -> tuple[list[tuple[str, Floats]], str]:
-    """Return a word's attention, (key,), by head where heads were picked, else by layer: with titles, and a note."""
+    """Return (title, attention to each key) of a word for each picked head, else for each layer; and a note on them."""
     if record.picked is not None or len(heads) == 1:
         name_of = record.maps[0].name_of
         return [(name_of(*pair), word_weights(record, word, [pair])) for pair in heads], "head by head"
     rows = [("all layers", word_weights(record, word, heads))]
     for layer in sorted({layer for layer, _ in heads}):
-        of_layer = [pair for pair in heads if pair[0] == layer]
-        rows.append((f"layer {layer}", word_weights(record, word, of_layer)))
+        layer_heads = [pair for pair in heads if pair[0] == layer]
+        rows.append((f"layer {layer}", word_weights(record, word, layer_heads)))
     return rows, "the mean of each layer's heads"
 
 
@@ -361,7 +375,7 @@ def _word_plate(
     notes: Sequence[str],
     style: Style,
 ) -> Plate:
-    """Lay rows of attention, (key,), over a picture, each with its title."""
+    """Return the figure of rows, each a title and attention to each key, (key,), as maps over a picture."""
     values = []
     facts = []
     titles = []
@@ -376,15 +390,14 @@ def _word_plate(
     )
 
 
-def _mark(record: Heatmap, number: int) -> str:
-    """Return how the names of files of one picture end: nothing of the first photo, "-2" of the second, "-2-small"."""
-    picture = record.pictures[number]
-    photos = list(dict.fromkeys(each.photo for each in record.pictures))
-    photo = photos.index(picture.photo)
-    mark = f"-{photo + 1}" if photo else ""
-    return f"{mark}-small" if picture.source.endswith(SMALL) else mark
+def _picture_suffix(record: Heatmap, picture: Picture) -> str:
+    """Return the end of the file names of a picture: "" of the first photo, "-2" of the second, "-2-small" if small."""
+    photos = list(dict.fromkeys(other.photo for other in record.pictures))
+    photo_index = photos.index(picture.photo)
+    suffix = f"-{photo_index + 1}" if photo_index else ""
+    return f"{suffix}-small" if picture.source.endswith(SMALL) else suffix
 
 
 def _slug(name: str) -> str:
-    """Return a word as a part of the name of a file; of signs alone it is "mark"."""
+    """Return a word as a file name may have it; "mark" if it has no letter and no digit."""
     return re.sub(r"[^\w]+", "-", name.casefold()).strip("-")[:24] or "mark"

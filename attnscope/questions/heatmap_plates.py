@@ -1,7 +1,7 @@
 """Make plates of a text or a pooled long text: figures with their values, each with the name of its file.
 
-Plates are drawn one after the other, and those that differ in their values alone share a page. `heatmap_figures` and
-`heatmap_sounds` make those of pictures and recordings, with the helpers here.
+Plates are drawn one after the other; those that differ in values alone are drawn on the same page again.
+`heatmap_figures` and `heatmap_sounds` make plates of pictures and recordings, with the helpers here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,14 +28,16 @@ Form = Literal["overview", "grid", "single"]
 Pair = tuple[int, int]
 
 _SPECIAL = "#9a5b00"
+"""The colour of the labels of special tokens."""
+
 _WRITTEN = "#0b6e4f"
-"""The colours of the labels of special tokens, and of tokens that the model wrote."""
+"""The colour of the labels of tokens that the model wrote."""
 
 _MOST_QUOTED = 2000
-"""Letters of a text that are quoted: measuring a book for the one line that it gets would take seconds."""
+"""How many letters of a text are quoted at most. A quote has one line, and measuring a book would take seconds."""
 
 _STRONGEST_KEYS = 2
-"""Keys of each framed row whose labels are never left out."""
+"""How many keys of each framed row, those with the largest weights, always have their labels."""
 
 _MEANING = meanings(
     "attention weight: the share of a query's attention that a key gets",
@@ -48,8 +50,8 @@ _ROLLOUT_MEANING = meanings(
 _POOLED_MEANING = (
     "share of attention that the queries of a row give to the keys of a column (logarithmic)"
 )
-# What the colours of pooled maps mean more, by the scale.
-_SCALE = {
+# What follows after _POOLED_MEANING, by the scale.
+_POOLED_SCALES = {
     "fixed": "",
     "head": ", ÷ the largest of the same head",
     "figure": ", ÷ the largest of this figure",
@@ -76,14 +78,18 @@ class Sheet:
     subject: str
 
     def titles(self, attention: HeadMaps) -> dict[str, Any]:
-        """Return the names of its heads as fields of a figure: of an overview the row and column of each map."""
+        """Return the field of `MapsFigure` that names the heads: `titles`, or of an overview `names`, (row, column)."""
         if self.form != "overview":
             return {"titles": tuple(attention.name_of(*pair) for pair in self.heads)}
         names = []
         for layer, head in self.heads:
-            name = (f"L{layer}", attention.head_name(head))
-            # Layers go down and heads across; what stands in the place of heads has a row, and layers go across.
-            names.append(name[::-1] if attention.head_names else name)
+            layer_name = f"L{layer}"
+            head_name = attention.head_name(head)
+            # Layers go down and heads across. Rollout has two maps per layer: these go down, and layers across.
+            if attention.head_names:
+                names.append((head_name, layer_name))
+            else:
+                names.append((layer_name, head_name))
         return {"names": tuple(names)}
 
 
@@ -94,7 +100,7 @@ class Plate:
     Attributes:
         stem: Its file name without the ending.
         title: The title of the page.
-        figure: What is in it.
+        figure: Everything in it but the values.
         values: The values of each map, (row, column).
         is_logarithmic: Whether colours go by the logarithm of values.
         top: The value of the darkest colour; None = that of the style.
@@ -109,9 +115,9 @@ class Plate:
 
 
 def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, MapsPage]]:
-    """Draw figures one after the other, each with its stem. They share pages: one is whole until the next is asked for.
+    """Draw plates one after the other; yield the file name of each, without the ending, and its page.
 
-    Figures that differ in their values alone share their labels.
+    Plates that differ in values alone are drawn on the same page: keep what it shows before you ask for the next one.
     """
     page: MapsPage | None = None
     for plate in plates:
@@ -120,59 +126,64 @@ def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, Ma
             plate = replace(plate, figure=figure, is_logarithmic=True)
         if page is None or page.content != plate.figure:
             page = MapsPage(plate.figure, style.paper)
-        _show(page, plate, style)
+        _show_values(page, plate, style)
         yield plate.stem, page
 
 
-def _show(page: MapsPage, plate: Plate, style: Style) -> None:
+def _show_values(page: MapsPage, plate: Plate, style: Style) -> None:
     """Put the values of a figure on its page."""
     values = plate.values
-    # The value of the darkest colour of each map, and of the end of the colour bar.
-    largest = [float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values]
-    tops = style.darkest_values(largest)
-    if plate.top is not None:
-        tops = [plate.top] * len(values)
-    end = tops[0] if style.scale == "figure" or plate.top else 1.0
-    # Decades of a logarithmic scale become equal shares of the bar.
-    if plate.is_logarithmic:
-        ticks = {float(step): f"{end * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
-        shares = [log_share(cells, top) for cells, top in zip(values, tops, strict=True)]
-        page.show(plate.title, shares, [(0.0, 1.0)] * len(values), (0.0, DECADES), ticks, values[0])
+    # The value of the darkest colour of each map.
+    if plate.top is None:
+        largest = [float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values]
+        darkest = style.darkest_values(largest)
+    else:
+        darkest = [plate.top] * len(values)
+    # The value at the end of the colour bar. Where each head has its own scale, values are divided by its largest.
+    bar_end = darkest[0] if style.scale == "figure" or plate.top is not None else 1.0
+    if not plate.is_logarithmic:
+        ticks = {tick: f"{tick:g}" for tick in layout.nice_ticks(bar_end)}
+        page.show(plate.title, values, [(0.0, top) for top in darkest], (0.0, bar_end), ticks)
         return
-    ticks = {tick: f"{tick:g}" for tick in layout.nice_ticks(end)}
-    page.show(plate.title, values, [(0.0, top) for top in tops], (0.0, end), ticks)
+    # Each power of ten has an equal share of the bar, and cells show their values as numbers.
+    ticks = {float(step): f"{bar_end * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
+    shares = [log_share(cells, top) for cells, top in zip(values, darkest, strict=True)]
+    page.show(plate.title, shares, [(0.0, 1.0)] * len(values), (0.0, DECADES), ticks, values[0])
 
 
 def sheets_of(
     record: Heatmap | PooledHeatmap,
     attention: Any,
-    before: str = "",
-    after: str = "",
+    prefix: str = "",
+    suffix: str = "",
     *,
     apart: bool = False,
 ) -> list[Sheet]:
-    """Return the figures of a map: an overview of several layers and one a layer; one of all heads that were picked.
+    """Return which heads each figure of a map shows.
+
+    There is an overview if the map has several layers, then a figure per layer. Heads that were picked have one figure
+    together.
 
     Args:
         record: The record.
         attention: One of its maps.
-        before: Begins their file names.
-        after: Ends their file names.
+        prefix: How their file names begin.
+        suffix: How their file names end.
         apart: Whether each head that was picked has a figure of its own.
     """
     heads = record.chosen(attention)
     is_picked = record.picked is not None
     if isinstance(record, Heatmap) and record.mean_name:
         form: Form = "single" if len(heads) == 1 else "grid"
-        return [Sheet(f"{before}mean{after}", form, heads, record.mean_name)]
+        return [Sheet(f"{prefix}mean{suffix}", form, heads, record.mean_name)]
     sheets = []
     layers = sorted({layer for layer, _ in heads})
-    # The overview of one layer would be the same in small.
+    # An overview of one layer would only repeat that layer's figure.
     if len(layers) > 1 and not is_picked:
-        n_numbers = len({head for _, head in heads})
-        subject = f"{amount(len(layers), 'layer')}, {amount(n_numbers, 'head')}"
-        sheets.append(Sheet(f"{before}overview{after}", "overview", heads, subject))
-    # The heads of each figure, by the name of its file.
+        n_heads = len({head for _, head in heads})
+        subject = f"{amount(len(layers), 'layer')}, {amount(n_heads, 'head')}"
+        sheets.append(Sheet(f"{prefix}overview{suffix}", "overview", heads, subject))
+    # Name of a figure -> its heads.
     groups: dict[str, tuple[Pair, ...]] = {}
     if not is_picked and len(heads) > 1:
         for layer in layers:
@@ -190,7 +201,7 @@ def sheets_of(
         if len(group) == 1:
             form = "single"
             subject += f", head {head}"
-        sheets.append(Sheet(f"{before}{stem}{after}", form, group, subject))
+        sheets.append(Sheet(f"{prefix}{stem}{suffix}", form, group, subject))
     return sheets
 
 
@@ -199,23 +210,23 @@ def model_name(record: MapsResult[Any]) -> str:
     return str(record.run.get("model", "model"))
 
 
-def quote(*parts: str, joint: str = "") -> str:
+def quote(*texts: str, separator: str = "") -> str:
     """Return texts on one line, each in quotes, with a sign between them."""
-    quoted = [f"“{' '.join(part[:_MOST_QUOTED].split())}”" for part in parts]
-    return f"  {joint}  ".join(quoted)
+    quoted = [f"“{' '.join(text[:_MOST_QUOTED].split())}”" for text in texts]
+    return f"  {separator}  ".join(quoted)
 
 
 def captions_of(values: Sequence[NDArray[Any]], facts: Sequence[str]) -> tuple[str, ...]:
-    """Return what stands beside the title of each map: its largest number, and a fact, which may be empty."""
+    """Return what stands beside the title of each map: its largest value, and its fact unless that is empty."""
     captions = []
-    for numbers, fact in zip(values, facts, strict=True):
-        largest = f"max {numbers.max():.3g}"
+    for cells, fact in zip(values, facts, strict=True):
+        largest = f"max {cells.max():.3g}"
         captions.append(f"{largest} · {fact}" if fact else largest)
     return tuple(captions)
 
 
 def note_shared(attention: HeadMaps) -> list[str]:
-    """Return a note where query heads share key/value heads."""
+    """Return a note if query heads share key/value heads, else none."""
     if attention.n_kv_heads == attention.n_heads:
         return []
     shared = amount(attention.n_kv_heads, "key/value head")
@@ -225,11 +236,11 @@ def note_shared(attention: HeadMaps) -> list[str]:
 
 
 def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
-    """Return a side of maps: labels in the colours of tokens, lines where a second text or the model's own begins.
+    """Return a side of maps: coloured labels, and lines before a second text and before what the model wrote.
 
     The labels of `marked` tokens are never left out.
     """
-    # The first token of each further segment.
+    # Tokens before which a line is drawn, here the first one of each further segment.
     boundaries = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
     colors = np.where(tokens.special, _SPECIAL, INK)
     if tokens.n_given >= 0:
@@ -243,19 +254,18 @@ def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
 
 
 def text_plates(
-    record: Heatmap, style: Style, query: str | None = None, *, before: str = ""
+    record: Heatmap, style: Style, query: str | None = None, *, prefix: str = ""
 ) -> Iterator[Plate]:
-    """Yield the figures of a record in the order of their files.
+    """Yield the figures of a text, in the order of their files.
 
-    An overview of all layers and heads, then a figure per layer. Single heads that were picked make one figure. A query
-    frames the rows of the tokens that it names, and adds a figure of all heads for each. Encoder-decoders have all that
-    for each kind of attention.
+    They are those of `sheets_of`, for each kind of attention. A query frames the rows of the tokens that it names, and
+    adds a figure of all heads for each of these tokens.
 
     Args:
         record: The record.
         style: How it is drawn.
         query: Names the tokens, as `Tokens.find` takes it; None = no query.
-        before: Begins the names of files.
+        prefix: How the names of files begin.
 
     Raises:
         AttnscopeError: The query names no token.
@@ -264,10 +274,10 @@ def text_plates(
     if query is not None and not any(tokens.find(query) for tokens in sides):
         raise sides[0].not_found(query, *sides[1:])
     for attention in record.maps:
-        # All heads that were picked may be in other maps.
+        # The heads that were picked may all be of other kinds of attention.
         if not record.chosen(attention):
             continue
-        stem = f"{before}{attention.kind}-" if len(record.maps) > 1 else before
+        stem = f"{prefix}{attention.kind}-" if record.has_several_kinds else prefix
         tokens = () if query is None else attention.queries.find(query)
         for sheet in sheets_of(record, attention, stem):
             yield _map_plate(record, attention, sheet, style, tokens)
@@ -279,39 +289,38 @@ def _map_plate(
     record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, tokens: tuple[int, ...]
 ) -> Plate:
     """Return the figure of the maps of some heads, with frames around the rows of some tokens."""
-    is_overview = sheet.form == "overview"
-    # A rollout has two maps per layer: the attention, and where tokens came from.
     subject = sheet.subject
-    if attention.kind == ROLLOUT:
-        subject += ": attention, and where it came from"
-        if is_overview:
-            subject = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
-    titles = sheet.titles(attention)
-    if is_overview:
+    if sheet.form == "overview":
+        titles = sheet.titles(attention)
+        # Small maps have no frames.
         tokens = ()
+        if attention.kind == ROLLOUT:
+            subject = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
     else:
-        # In a figure of one layer titles say the head alone.
+        # The name of the figure has the layer already, if it is one.
         is_short = record.picked is None and len({layer for layer, _ in sheet.heads}) == 1
-        titles["titles"] = _head_titles(attention, sheet.heads, is_short=is_short)
-    # One map, (query, key), per head of the sheet.
+        titles = {"titles": _head_titles(attention, sheet.heads, is_short=is_short)}
+        if attention.kind == ROLLOUT:
+            subject += ": attention, and where it came from"
+    # (query, key) of each head.
     values = [attention.of(*pair) for pair in sheet.heads]
     rows = axis_of(attention.queries, tokens)
     columns = axis_of(attention.keys, _strongest_keys(values, tokens))
     captions = []
     if style.scale == "head":
         captions = [f"max {weights.max():.2f}" for weights in values]
-    # `--layout` is for single heads that were picked.
-    is_laid_out = style.layout is not None and record.picked is not None and sheet.form == "grid"
+    # `--layout` sets rows and columns for single heads that were picked.
+    has_layout = style.layout is not None and record.picked is not None and sheet.form == "grid"
     figure = MapsFigure(
         **titles,
         axes=((rows, columns),),
         framed_boxes=tuple((0, row, len(attention.keys), row + 1) for row in tokens),
         has_numbers=sheet.form == "single",
         captions=tuple(captions),
-        columns=style.columns if is_laid_out else 0,
-        shares_labels=is_laid_out,
+        columns=style.columns if has_layout else 0,
+        shares_labels=has_layout,
         lettered=(model_name(record),),
-        **_around(record, attention, sheet.form, style),
+        **_common_fields(record, attention, sheet.form, style),
     )
     return Plate(sheet.stem, _title(record, attention, subject), figure, values)
 
@@ -320,11 +329,11 @@ def _strongest_keys(values: Sequence[NDArray[np.float32]], rows: Sequence[int]) 
     """Return the keys with the largest weights in some rows of maps, (query, key), the strongest first."""
     if not rows:
         return []
-    # (head, row, key)
+    # (head, chosen row, key)
     weights = np.stack(values)[:, list(rows)]
     order = np.argsort(-weights, axis=-1, kind="stable")
     keys = np.unique(order[..., :_STRONGEST_KEYS])
-    # (key,)
+    # The largest weight of each key, (key,).
     largest = weights.max((0, 1))
     return sorted(keys.tolist(), key=lambda key: -largest[key])
 
@@ -334,20 +343,21 @@ def _query_plate(record: Heatmap, attention: AttentionMap, stem: str, query: int
     heads = record.chosen(attention)
     token = f"“{attention.queries.labels[query]}” (token {query})"
     subject = f"where {token} came from" if attention.kind == ROLLOUT else f"what {token} attends to"
-    # One row, (key,), per head: (head, key).
+    # (head, key)
     weights = np.stack([attention.of(*pair)[query] for pair in heads])
+    rows = Axis(_head_titles(attention, heads, is_short=False))
     figure = MapsFigure(
         titles=("a row per head" if style.caption else "",),
-        axes=((Axis(_head_titles(attention, heads, is_short=False)), axis_of(attention.keys)),),
+        axes=((rows, axis_of(attention.keys)),),
         has_numbers=True,
         lettered=(model_name(record), token),
-        **_around(record, attention, "query", style),
+        **_common_fields(record, attention, "query", style),
     )
     return Plate(stem, _title(record, attention, subject), figure, [weights])
 
 
-def _around(record: Heatmap, attention: AttentionMap, form: str, style: Style) -> dict[str, Any]:
-    """Return what stands above and below the maps of a figure, as its fields."""
+def _common_fields(record: Heatmap, attention: AttentionMap, form: str, style: Style) -> dict[str, Any]:
+    """Return the fields that all figures of a text have; `form` is that of the sheet, or "query"."""
     meaning = _ROLLOUT_MEANING if attention.kind == ROLLOUT else _MEANING
     return {
         "subtitle": _subtitle(record, attention),
@@ -359,14 +369,14 @@ def _around(record: Heatmap, attention: AttentionMap, form: str, style: Style) -
 
 def _title(record: Heatmap, attention: AttentionMap, subject: str) -> str:
     """Return the title of a figure: the model, the kind of attention if there are several, and its heads."""
-    parts = [model_name(record), subject]
-    if len(record.maps) > 1:
-        parts.insert(1, "cross-attention" if attention.kind == "cross" else attention.kind)
-    return " · ".join(parts)
+    if record.has_several_kinds:
+        kind = "cross-attention" if attention.kind == "cross" else attention.kind
+        subject = f"{kind} · {subject}"
+    return f"{model_name(record)} · {subject}"
 
 
 def _head_titles(attention: AttentionMap, heads: Sequence[Pair], *, is_short: bool) -> tuple[str, ...]:
-    """Return the title of each map of a figure, with the key/value head that it reads if several share it."""
+    """Return the name of each head, and of its key/value head if query heads share them; a short name has no layer."""
     titles = []
     for layer, head in heads:
         title = attention.head_name(head) if is_short else attention.name_of(layer, head)
@@ -378,22 +388,22 @@ def _head_titles(attention: AttentionMap, heads: Sequence[Pair], *, is_short: bo
 
 
 def _subtitle(record: Heatmap, attention: AttentionMap) -> str:
-    """Return the text in quotes, with its second part or what the model wrote."""
+    """Return the text in quotes, followed by the second text or by what the model wrote."""
     queries = attention.queries
-    if attention.kind != "encoder" and len(record.maps) > 1:
-        return quote(record.text, queries.text, joint="→")
-    # The text that the model wrote after its input, if its place is known.
+    if attention.kind != "encoder" and record.has_several_kinds:
+        return quote(record.text, queries.text, separator="→")
+    # What the model wrote after its input, if it is known where that begins.
     if 0 < queries.n_given < len(queries):
         start = int(queries.offsets[queries.n_given, 0])
         if start >= 0:
-            return quote(record.text, queries.text[start:], joint="…")
+            return quote(record.text, queries.text[start:], separator="…")
     if queries.pair is not None:
-        return quote(record.text, queries.pair, joint="+")
+        return quote(record.text, queries.pair, separator="+")
     return quote(record.text)
 
 
 def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
-    """Return what a reader of a figure must know."""
+    """Return what a reader of a figure must know; `form` is that of the sheet, or "query"."""
     queries = attention.queries
     rows = "heads" if form == "query" else "queries (attend)"
     notes = [f"rows: {rows} · columns: keys (are attended to)"]
@@ -411,10 +421,10 @@ def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
             notes.append("red lines: from here on the model wrote")
     elif form != "query" and (np.diff(queries.segments).any() or np.diff(attention.keys.segments).any()):
         notes.append("red lines: the second text begins")
-    # What the run says, without what is about other kinds of attention.
-    others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
+    # Notes of the run, but none on the layers of another kind of attention.
+    other_layers = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
     for note in run_notes(record.run):
-        if not any(other in note for other in others):
+        if not any(words in note for words in other_layers):
             notes.append(note.removesuffix("."))
     return notes
 
@@ -429,7 +439,7 @@ def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None)
             "pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows"
         )
     for attention in record.maps:
-        stem = f"{attention.kind}-" if len(record.maps) > 1 else ""
+        stem = f"{attention.kind}-" if record.has_several_kinds else ""
         for sheet in sheets_of(record, attention, stem, apart=True):
             yield _pooled_plate(record, attention, sheet, style)
 
@@ -444,7 +454,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
     n_rows, n_columns = attention.cells.shape[2:]
     rows = _positions(len(attention.queries), n_rows, attention.query_cell)
     columns = _positions(len(attention.keys), n_columns, attention.key_cell)
-    # Frames are three cells wide, so that they can be seen.
+    # A frame has a cell more on each side, so that it can be seen.
     boxes = []
     if sheet.form == "single":
         for link in attention.links(*sheet.heads[0]):
@@ -459,24 +469,28 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
         subtitle=quote(record.text),
         notes=(*notes, *note_shared(attention), *run_notes(record.run)),
         axes=((rows, columns),),
-        meaning=f"{_POOLED_MEANING}{_SCALE[style.scale]}",
+        meaning=f"{_POOLED_MEANING}{_POOLED_SCALES[style.scale]}",
         cmap=style.cmap,
         largest_px=780,
         lettered=(model_name(record),),
         framed_boxes=tuple(boxes),
     )
-    # The title, and the cells of each head, (row, column).
-    kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+    kind = f"{attention.kind} " if record.has_several_kinds else ""
     length = amount(len(attention.keys), "token")
     if attention.kind == "cross":
         length = f"{len(attention.queries):,} × {length}"
     title = f"{model_name(record)} · {kind}{sheet.subject} · {length}"
+    # (row, column) of each head.
     values = [attention.of(*pair) for pair in sheet.heads]
     return Plate(sheet.stem, title, figure, values, is_logarithmic=True)
 
 
-def _positions(n: int, n_cells: int, cell: int) -> Axis:
-    """Return the side of a map of so many tokens in cells, with round numbers of tokens."""
-    # Ticks are whole tokens, and stand where these lie along the side, 0 to 1.
-    ticks = [tick for tick in layout.nice_ticks(float(n)) if tick == round(tick)]
-    return Axis(n=n_cells, ticks=tuple((tick / (n_cells * cell), f"{tick:,.0f}") for tick in ticks))
+def _positions(n_tokens: int, n_cells: int, cell_tokens: int) -> Axis:
+    """Return one side of a pooled map: cells of so many tokens, and ticks at round positions of tokens."""
+    ticks = []
+    for tick in layout.nice_ticks(float(n_tokens)):
+        if tick == round(tick):
+            # The last cell may have fewer tokens, so the side is as long as if all cells were full.
+            share_of_side = tick / (n_cells * cell_tokens)
+            ticks.append((share_of_side, f"{tick:,.0f}"))
+    return Axis(n=n_cells, ticks=tuple(ticks))

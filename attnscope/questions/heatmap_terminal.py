@@ -1,7 +1,8 @@
 """Show records of attention weights in the terminal: of a text, a pooled long text, a picture or a recording."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,19 +40,19 @@ _ASCII_SHADES = " .:+#@"
 _WHITE = "#ffffff"
 _BLUE = "#08306b"
 
-# Up to so many heads are drawn large, or listed with all their far links.
+# Up to so many heads have their maps drawn, or all their far links listed.
 _MOST_LARGE = 4
-# Of more heads there are fewer far links, by their tokens alone.
+# If there are more heads, each has so many far links, without the text around them.
 _LINKS_OF_MANY = 2
-# Of more heads those that tell most of a query are listed.
+# A query's table has at most so many heads, those with the largest weights.
 _MOST_QUERY_HEADS = 24
 # The widest label beside a map, in characters of the terminal.
 _LABEL_CELLS = 14
 # Between a label and its map: the token's number, with a space on both sides.
 _NUMBER_CELLS = 6
-# Smaller weights have no shade.
+# The smallest weight that has a shade.
 _LEAST_SHOWN = 0.05
-# Input tokens that a row of a rollout names.
+# How many input tokens a row of a rollout names.
 _MOST_ORIGINS = 3
 
 
@@ -73,17 +74,15 @@ def show(
     Args:
         record: Of text, a long text pooled, pictures or sound.
         console: Tells the width, and whether there are colours (NO_COLOR is respected).
-        drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table.
-        query: Whose attention is shown.
-        answered: Whether, if no maps are shown, the strongest links are, in at most six lines, and no tables.
-        scale: Of the figures: what their darkest colour means.
+        drawn: Whether maps and tables are shown. Else only the table of the query is, and without a query nothing.
+        query: Names the tokens whose attention is shown.
+        answered: Whether the strongest links, in at most six lines, are shown in place of all else; not if `drawn`.
+        scale: The scale of the figures, see `Style`; None = as is usual for the record.
     """
-    # A short answer in place of maps.
     if answered and not drawn:
         return _answer(record, console, query, scale or record.usual_scale)
     if not drawn and query is None:
         return None
-    # Each kind of record has its own view.
     if isinstance(record, PooledHeatmap):
         return Group(*_pooled(record))
     if record.picture is not None:
@@ -101,37 +100,41 @@ def show(
 
 def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None, scale: str) -> Text:
     """Return the strongest links of different heads, one line each; if they are faint, the option that helps."""
-    # Links from the query, or from anywhere.
-    places: list[int] = []
+    # The tokens that the query names in any map.
+    tokens: list[int] = []
     if query is not None:
         for attention in record.maps:
-            places += [place for place in attention.queries.find(query) if place not in places]
-    title = "the strongest links, one a head (query → key, weight from 0 to 1)"
-    links = find_links(record, query)
-    if len(places) == 1:
-        title = f"where “{query}” (token {places[0]}) attends most (query → key, weight from 0 to 1)"
-    elif places:
-        # Each of several tokens has a line, those with the strongest links first.
+            tokens += [token for token in attention.queries.find(query) if token not in tokens]
+    if len(tokens) > 1:
+        # Each token has one line, those with the strongest links first.
         title = f"where each of “{query}” attends most (query → key, weight from 0 to 1)"
-        links = [link for place in places for link in find_links(record, f"@{place}", 1)]
+        links = []
+        for token in tokens:
+            links += find_links(record, f"@{token}", most=1)
         links.sort(key=lambda link: -link.weight)
+    else:
+        links = find_links(record, query)
+        title = "the strongest links, one a head (query → key, weight from 0 to 1)"
+        if tokens:
+            title = f"where “{query}” (token {tokens[0]}) attends most (query → key, weight from 0 to 1)"
     # Fixed colours run to 1, so weak links would be invisible in the figure.
     is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
-    # One line per link: the number stays, long words are cut.
-    lines = []
-    most = max(5, len(places))
+    # Five links or one for each token, but one less where the last line names an option.
+    n_shown = max(5, len(tokens))
     if is_faint:
-        most -= 1
-    for link in links[:most]:
+        n_shown -= 1
+    lines = []
+    for link in links[:n_shown]:
+        # Long words are cut, the number is not.
         number = f"  {weight(link.weight)}"
         words = safe(f"{link.head}  “{link.query}” → “{link.key}”")
         room = min(console.width, 80) - len(number)
         lines.append(cut(words, max(8, room)) + number)
-    # Which links were not looked at.
+    # The sinks in words, whose links were left out.
     left_out = hidden_tokens(record.maps[0].kind)
-    if len(places) > len(links):
+    if len(tokens) > len(links):
         lines.append(
-            f"{len(places) - len(links)} of {len(places)} tokens attend to {left_out} or themselves alone"
+            f"{len(tokens) - len(links)} of {len(tokens)} tokens attend to {left_out} or themselves alone"
         )
     lines.append(f"links to or from {left_out} are skipped; weights are as the model has them")
     if is_faint:
@@ -146,13 +149,15 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
 
 
 def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
+    """Yield the maps of each kind of attention if they are few, then a table of all heads."""
     for attention in record.maps:
         heads = record.chosen(attention)
         if not heads:
             continue
         yield from _kind_heading(record, attention)
         if len(heads) <= _MOST_LARGE:
-            yield from (_large(attention, pair, console) for pair in heads)
+            for pair in heads:
+                yield _draw_head(attention, pair, console)
             yield _legend(console)
         yield from dim_lines(change_notes(record, attention.kind))
         yield Text()
@@ -160,54 +165,57 @@ def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
 
 
 def _head_column(attention: HeadMaps) -> TextColumn:
+    """Return the column of the names of heads, for a table whose rows are (layer, head)."""
     return TextColumn("head", lambda pair: attention.name_of(*pair), style="bold")
 
 
 def _kind_heading(record: MapsResult[Any], attention: HeadMaps) -> list[RenderableType]:
-    return [heading(f"{attention.kind} attention")] if len(record.maps) > 1 else []
+    """Return the kind of attention as a heading, if the record has several kinds."""
+    return [heading(f"{attention.kind} attention")] if record.has_several_kinds else []
 
 
 def query_tables(record: Heatmap, query: str) -> list[RenderableType]:
-    """Return the keys that a token attends to, per head: a table for each token that `query` names.
+    """Return a table for each token that `query` names: the keys that it attends to, a row per head.
 
-    Of many heads it lists those with the largest weight on another token outside sinks.
+    If there are many heads, only those with the largest weight on another token outside sinks have a row.
     """
     tables: list[RenderableType] = []
     for attention in record.maps:
-        kind = f"{attention.kind}: " if len(record.maps) > 1 else ""
+        kind = f"{attention.kind}: " if record.has_several_kinds else ""
         heads = record.chosen(attention)
         for token in attention.queries.find(query):
-            listed = _most_telling(record, attention, token) if len(heads) > _MOST_QUERY_HEADS else heads
-            title = f"{kind}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
-            tables += [heading(title), _query_table(attention, listed, token)]
-            if len(listed) < len(heads):
-                note = (
+            listed: Sequence[Pair] = heads
+            notes = []
+            if len(heads) > _MOST_QUERY_HEADS:
+                listed = _heads_with_links(record, attention, token)
+                notes.append(
                     f"listed: the {len(listed)} of {len(heads)} heads with the largest weight on another token outside "
                     "sinks; choose others, and draw their maps, by --layers, --heads or --pick"
                 )
-                tables += dim_lines([note])
+            title = f"{kind}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
+            tables += [heading(title), _query_table(attention, listed, token), *dim_lines(notes)]
     return tables
 
 
-def _most_telling(record: Heatmap, attention: AttentionMap, token: int) -> Sequence[Pair]:
-    """Return the heads whose query has the largest weights on keys other than sinks and itself, in their order."""
+def _heads_with_links(record: Heatmap, attention: AttentionMap, token: int) -> Sequence[Pair]:
+    """Return the heads with a query's largest weights on keys other than sinks and itself, in the order of heads."""
     heads = record.chosen(attention)
-    _, key_sinks = record.sinks(attention)
-    left_out = key_sinks.copy()
-    # In a whole map of a text on itself the query is a key too, at the same place.
+    _, is_left_out = record.sinks(attention)
+    # In whole self-attention, the query is the key of the same index.
     if attention.kind != "cross" and attention.part is None:
-        left_out[token] = True
-    largest = [attention.of(*pair)[token][~left_out].max(initial=0.0) for pair in heads]
-    return [heads[place] for place in sorted(largest_first(largest, _MOST_QUERY_HEADS))]
+        is_left_out[token] = True
+    largest = [attention.of(*pair)[token][~is_left_out].max(initial=0.0) for pair in heads]
+    strongest = largest_first(largest, _MOST_QUERY_HEADS)
+    return [heads[index] for index in sorted(strongest)]
 
 
 def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
-    """Return a row a head: how much of its attention sinks get, and its strongest links between the others."""
+    """Return a table with a row per head: the share that sinks get, and the strongest links between other tokens."""
     _, key_sinks = record.sinks(attention)
     has_sinks = bool(key_sinks.any())
 
-    # Columns as functions of a head: the table calls them only for rows that it shows.
-    def links(pair: Pair) -> Text:
+    # The table makes cells by these functions, and only for the rows that it shows.
+    def name_links(pair: Pair) -> Text:
         queries = attention.queries.labels
         keys = attention.keys.labels
         return list_numbers(
@@ -215,34 +223,36 @@ def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
             for query, key, value in strongest_links(record, attention, pair)
         )
 
-    def share(pair: Pair) -> str:
+    def name_share(pair: Pair) -> str:
         return percent(sink_share(record, attention, pair)) if has_sinks else "-"
 
-    name = "on first" if has_sinks and not attention.keys.special.any() else "on special"
+    share_title = "on first" if has_sinks and not attention.keys.special.any() else "on special"
+    links_title = "strongest links between other tokens (query → key weight)"
     columns = [
         _head_column(attention),
-        TextColumn(name, share, right=True, drop=1),
-        TextColumn(
-            "strongest links between other tokens (query → key weight)", links, wraps=True, least=16
-        ),
+        TextColumn(share_title, name_share, right=True, drop=1),
+        TextColumn(links_title, name_links, wraps=True, least=16),
     ]
     return TextTable(columns, record.chosen(attention))
 
 
 def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> TextTable:
-    """Return a row a head: the five keys that one query attends to most."""
+    """Return a table with a row per head: the five keys that one query attends to most."""
 
-    def keys(pair: Pair) -> Text:
-        return _name_largest(attention.of(*pair)[token], attention.keys, 5, LEAST_LINK, "   ")
+    def name_keys(pair: Pair) -> Text:
+        row = attention.of(*pair)[token]
+        return _name_largest(row, attention.keys, most=5, least=LEAST_LINK, gap="   ")
 
-    return TextTable(
-        [_head_column(attention), TextColumn("keys, largest weight first", keys, wraps=True)], heads
-    )
+    columns = [_head_column(attention), TextColumn("keys, largest weight first", name_keys, wraps=True)]
+    return TextTable(columns, heads)
 
 
 def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: float, gap: str) -> Text:
-    """Return the tokens with the largest numbers, each with its number."""
-    # Where even the smallest numbers are listed, two decimals would be 0.00.
+    """Return the labels of the tokens with the largest numbers of a row, (token,), each with its number.
+
+    They are at most `most`, whose numbers are at least `least`, with `gap` between them.
+    """
+    # Two decimals of a number below `least` = 0.005 would be 0.00.
     digits = ".2f" if least else ".3g"
     largest = [key for key in largest_first(row, most) if row[key] >= least]
     return list_numbers(((safe(tokens.labels[key]), f"{row[key]:{digits}}") for key in largest), gap)
@@ -251,58 +261,62 @@ def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: fl
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
-def _large(attention: AttentionMap, pair: Pair, console: Console) -> RenderableType:
-    """Draw one head with a label for each query, and the number of every fifth column."""
+def _draw_head(attention: AttentionMap, pair: Pair, console: Console) -> RenderableType:
+    """Draw the map of a head, with a label for each row and the number of a key above every fifth column."""
     weights = attention.of(*pair)
     queries = attention.queries
-    width = min(_LABEL_CELLS, max(cell_len(safe(label)) for label in queries.labels))
-    # A column is two characters wide, and shows as many keys as it must for all to fit.
-    n_columns = max(1, (console.width - width - _NUMBER_CELLS) // 2)
-    pool = math.ceil(weights.shape[1] / n_columns)
-    pooled = max_pool(weights, pool, (1,))
-    more = f" (a column shows the largest of {pool} keys)" if pool > 1 else ""
+    label_width = min(_LABEL_CELLS, max(cell_len(safe(label)) for label in queries.labels))
+    # A column is two characters wide. Several keys share one where not all would fit.
+    n_columns = max(1, (console.width - label_width - _NUMBER_CELLS) // 2)
+    keys_per_column = math.ceil(weights.shape[1] / n_columns)
+    # (query, column)
+    columns = max_pool(weights, keys_per_column, (1,))
+    note = f" (a column shows the largest of {keys_per_column} keys)" if keys_per_column > 1 else ""
     lines = Text().append(f"\n{attention.name_of(*pair)}", style="bold")
-    lines.append(f"  rows: queries, columns: keys by number{more}\n")
-    # The first key of every fifth column.
-    numbers = "".join(f"{column * pool:<10}" for column in range(0, pooled.shape[1], 5))
-    lines.append(f"{'':{width + _NUMBER_CELLS}}{numbers.rstrip()}", style="dim")
+    lines.append(f"  rows: queries, columns: keys by number{note}\n")
+    # Five columns are ten characters wide.
+    first_keys = range(0, keys_per_column * columns.shape[1], keys_per_column * 5)
+    numbers = "".join(f"{key:<10}" for key in first_keys)
+    lines.append(f"{'':{label_width + _NUMBER_CELLS}}{numbers.rstrip()}", style="dim")
     for token, label in enumerate(queries.labels):
-        name = set_cell_size(cut(safe(label), width), width)
+        name = set_cell_size(cut(safe(label), label_width), label_width)
         lines.append(f"\n{name}", style="yellow" if queries.special[token] else "")
         lines.append(f" {token:>4} ", style="dim")
-        _paint(lines, pooled[token], 2, console)
+        _paint(lines, columns[token], console)
     return lines
 
 
-def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Console) -> None:
-    """Append a row of weights, each of a number of cells."""
+def _paint(lines: Text, weights: NDArray[np.float32], console: Console) -> None:
+    """Append weights as shades, each of them two characters wide."""
     if _has_colours(console):
         for value in weights.tolist():
             shade = blend(min(1.0, max(0.0, value)), _WHITE, _BLUE)
-            lines.append(" " * cells, style=Style(bgcolor=shade))
+            lines.append("  ", style=Style(bgcolor=shade))
         return
     shades = _SHADES if has_unicode(console) else _ASCII_SHADES
-    # From the first shade that is not empty to the last; small weights, and NaN, stay empty.
+    # The first shade is a blank, for small weights and NaN; the others share the range from 0 to 1.
     darkest = len(shades) - 1
     steps = np.clip(1 + (weights * darkest).astype(int), 1, darkest)
     steps[~(weights >= _LEAST_SHOWN)] = 0
-    lines.append("".join(shades[step] * cells for step in steps))
+    lines.append("".join(shades[step] * 2 for step in steps))
 
 
 def _legend(console: Console) -> Text:
-    """Return the meaning of a map's shades."""
+    """Return a line with the shades of some weights."""
     lines = Text("\nweight  ", style="dim")
-    marks = (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8)
+    # Colours are continuous; a character stands for all weights from one of these on.
+    values = (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8)
     if _has_colours(console):
-        marks = (0.0, 0.25, 0.5, 0.75, 1.0)
-    for mark in marks:
-        _paint(lines, np.array([mark], np.float32), 2, console)
-        lines.append(f" {mark:g}  ")
+        values = (0.0, 0.25, 0.5, 0.75, 1.0)
+    for value in values:
+        _paint(lines, np.array([value], np.float32), console)
+        lines.append(f" {value:g}  ")
     lines.rstrip()
     return lines
 
 
 def _has_colours(console: Console) -> bool:
+    """Return whether maps are drawn in colours rather than in characters."""
     return console.color_system is not None and not console.no_color and has_unicode(console)
 
 
@@ -310,29 +324,30 @@ def _has_colours(console: Console) -> bool:
 
 
 def _picture(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
-    """Yield what a query attends to in a picture, a row a head."""
+    """Yield a table of what a query attends to in a picture, a row per head."""
     attention = record.maps[0]
     picture = record.picture
     assert picture is not None
     token, name = query_of(attention, query)
 
-    def strongest(pair: Pair) -> str:
+    def name_strongest(pair: Pair) -> str:
         return _name_patch(query_patches(record, pair, token))
 
-    def elsewhere(pair: Pair) -> str:
+    def name_off_picture(pair: Pair) -> str:
         return f"{query_weights(attention, pair, token)[attention.keys.special].sum():.2f}"
 
-    columns = [_head_column(attention), TextColumn("strongest patch", strongest)]
+    columns = [_head_column(attention), TextColumn("strongest patch", name_strongest)]
     if attention.keys.special.any():
-        columns.append(TextColumn("off the picture", elsewhere, right=True))
+        columns.append(TextColumn("off the picture", name_off_picture, right=True))
     yield Text(safe(f"{picture.facts}; what {name} attends to"))
     yield TextTable(columns, record.chosen(attention))
 
 
 def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
-    """Yield how much of its attention each word gives to a picture: words of a query, or those that the model wrote."""
+    """Yield a table for each picture: how much of its attention each word of `words_of` gives to the picture."""
     words, others_note = words_of(record, query)
     heads = record.chosen(record.maps[0])
+    # A row is (word, share, strongest patch).
     columns = [
         TextColumn("word", lambda row: row[0], style="bold"),
         TextColumn("on the picture", lambda row: row[1], right=True),
@@ -352,13 +367,13 @@ def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
 
 
 def _name_patch(patches: NDArray[np.float64]) -> str:
-    """Return the patch, (row, column), with the largest number, and the number."""
+    """Return the row, the column and the weight of the patch with the largest weight; `patches` are (row, column)."""
     row, column = divmod(int(patches.argmax()), patches.shape[1])
     return f"{row},{column} {patches.max():.2g}"
 
 
 def _word_times(sound: Sound | None) -> list[RenderableType]:
-    """Return when each word of a recording is spoken, a row a word."""
+    """Return a table of when each word of a recording is spoken, if that is known."""
     if sound is None or not sound.words:
         return []
     columns = [
@@ -373,7 +388,7 @@ def _word_times(sound: Sound | None) -> list[RenderableType]:
 
 
 def _pooled(record: PooledHeatmap) -> Iterable[RenderableType]:
-    """Yield a table of marginals and far links."""
+    """Yield a table for each kind of attention: see `_pooled_table`."""
     for attention in record.maps:
         if record.chosen(attention):
             yield from _kind_heading(record, attention)
@@ -385,80 +400,83 @@ def _pooled(record: PooledHeatmap) -> Iterable[RenderableType]:
 
 
 def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
-    """Return a row a head: how many keys its queries spread over, the key that receives most, its far links."""
+    """Return a table with a row per head: its effective number of keys, the key that receives most, its far links."""
     heads = record.chosen(attention)
 
-    # e to the mean entropy of all queries: an effective number of keys.
-    def entropy(pair: Pair) -> str:
+    def name_entropy(pair: Pair) -> str:
         entropy_nats = attention.entropy_nats[attention.place(*pair)]
+        # An effective number of keys: so many, with equal weights, have the mean entropy of all queries.
         n_keys = np.exp(entropy_nats.mean(dtype=np.float64))
         return f"{n_keys:,.0f} keys"
 
-    # The key that receives most, as the mean over all queries.
-    def received(pair: Pair) -> str:
+    def name_most_received(pair: Pair) -> str:
+        # What each key receives of the average query, (key,).
         shares = attention.received[attention.place(*pair)] / len(attention.queries)
-        most = int(shares.argmax())
-        return f"{percent(shares[most])} {safe(attention.keys.labels[most])} @{most}"
+        key = int(shares.argmax())
+        return f"{percent(shares[key])} {safe(attention.keys.labels[key])} @{key}"
 
-    def links(pair: Pair) -> Text:
+    def name_links(pair: Pair) -> Text:
         return _pooled_links(attention, pair, with_text=len(heads) <= _MOST_LARGE)
 
     columns = [
         _head_column(attention),
-        TextColumn("e^entropy", entropy, right=True, drop=2),
-        TextColumn("most received", received, wraps=True, least=20, drop=1),
+        TextColumn("e^entropy", name_entropy, right=True, drop=2),
+        TextColumn("most received", name_most_received, wraps=True, least=20, drop=1),
         TextColumn(
-            f"strongest links{attention.far_phrase} (query → key weight)", links, wraps=True, least=16
+            f"strongest links{attention.far_phrase} (query → key weight)",
+            name_links,
+            wraps=True,
+            least=16,
         ),
     ]
     return TextTable(columns, heads)
 
 
 def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
-    """Return the far links of a head: all of them, a line each, with the text around; or two, by tokens alone."""
-    shown = attention.links(*pair)
+    """Return all far links of a head, a line each with the text around; or without text the first two of them."""
+    links = attention.links(*pair)
     if not with_text:
-        shown = shown[:_LINKS_OF_MANY]
-    links = []
-    for link in shown:
+        links = links[:_LINKS_OF_MANY]
+    entries = []
+    for link in links:
         names = []
         for tokens, place in ((attention.queries, link.query), (attention.keys, link.key)):
             name = text_around(tokens, place, 20) if with_text else tokens.labels[place]
             names.append(f"{safe(name)} @{place}")
-        links.append((" → ".join(names), weight(link.weight)))
-    return list_numbers(links, "\n" if with_text else "   ")
+        entries.append((" → ".join(names), weight(link.weight)))
+    return list_numbers(entries, "\n" if with_text else "   ")
 
 
 # Rollout ------------------------------------------------------------------------------------------------------------
 
 
 def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
-    """Show where tokens came from: all after the last layer, or those of a query after every layer."""
+    """Show where tokens came from: all tokens after the last layer, or those of a query after every layer."""
     attention = rollout.maps[0]
     labels = attention.queries.labels
     layers = attention.layers
-    is_mean = rollout.picture is not None and (query is None or query.casefold() == MEAN)
-    # A rollout with a target is read at the token of its answer.
-    if query is None and rollout.target:
+    if rollout.picture is not None and (query is None or query.casefold() == MEAN):
+        # A table is of one token, so CLS is shown in place of the mean over patches.
+        query = "CLS"
+    elif query is None and rollout.target:
+        # Relevance explains the token that predicts the target.
         query = f"@{rollout.answer_token}"
-    # All tokens after the last layer.
-    if query is None and not is_mean:
+    if query is None:
         title = f"where each token came from, after layer {layers[-1]}"
         rows = [(label, layers[-1], token) for token, label in enumerate(labels)]
         return _origins(rollout, title, "token", rows)
-    # One token, after every layer: over a picture CLS, in place of the mean over patches.
-    wanted = "CLS" if is_mean or query is None else query
-    tokens = attention.queries.find(wanted)
+    tokens = attention.queries.find(query)
     if not tokens:
-        raise attention.queries.not_found(wanted)
-    groups = []
+        raise attention.queries.not_found(query)
+    # A table for each token, with a row per layer.
+    tables = []
     for token in tokens:
         title = f"where “{safe(labels[token])}” (token {token}) came from"
         if rollout.target:
             title = f"what matters for “{safe(rollout.target)}”, as of “{safe(labels[token])}” (token {token})"
         rows = [(f"L{layer}", layer, token) for layer in layers]
-        groups.append(_origins(rollout, title, "layer", rows))
-    return Group(*groups)
+        tables.append(_origins(rollout, title, "layer", rows))
+    return Group(*tables)
 
 
 def _origins(
@@ -469,19 +487,17 @@ def _origins(
     A row is (name, layer, token); `row_title` stands over the names.
     """
     attention = rollout.maps[0]
+    # Shares of many patches are small, so over a picture all are named.
     least = LEAST_LINK if rollout.picture is None else 0.0
 
-    def name_origins(head: int) -> Callable[[tuple[str, int, int]], Text]:
-        def origins(row: tuple[str, int, int]) -> Text:
-            _, layer, token = row
-            shares = attention.of(layer, head)[token]
-            return _name_largest(shares, attention.keys, _MOST_ORIGINS, least, "  ")
-
-        return origins
+    def name_origins(head: int, row: tuple[str, int, int]) -> Text:
+        _, layer, token = row
+        shares = attention.of(layer, head)[token]
+        return _name_largest(shares, attention.keys, most=_MOST_ORIGINS, least=least, gap="  ")
 
     columns = [TextColumn(row_title, lambda row: row[0], wraps=True, least=16, style="bold")]
-    columns += [
-        TextColumn(attention.head_name(head), name_origins(head), wraps=True, least=14)
-        for head in attention.heads
-    ]
+    # The two maps of a layer have the numbers of heads.
+    for head in attention.heads:
+        title_of_map = attention.head_name(head)
+        columns.append(TextColumn(title_of_map, partial(name_origins, head), wraps=True, least=14))
     return Group(heading(title), TextTable(columns, rows))

@@ -42,7 +42,7 @@ def find_links(
     # A map of the record's own class.
     attention: Any
     for attention in record.maps:
-        kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+        kind = f"{attention.kind} " if record.has_several_kinds else ""
         rows = () if query is None else attention.queries.find(query)
         for pair in record.chosen(attention):
             if isinstance(record, Heatmap):
@@ -97,8 +97,7 @@ def same_tokens(attention: HeadMaps) -> NDArray[np.bool_]:
         # Sinks were hidden, and some of them kept as queries: tokens are the same if their characters are.
         queries = _characters(attention.queries)[:, None]
         keys = _characters(attention.keys)[None]
-        same: NDArray[np.bool_] = (queries == keys).all(-1) & (queries >= 0).all(-1)
-        return same
+        return np.asarray((queries == keys).all(-1) & (queries >= 0).all(-1))
     # The diagonal of the whole map.
     first_query, first_key = attention.origin
     rows, columns = np.indices((n_queries, n_keys))

@@ -103,8 +103,7 @@ class HeadMaps:
     @property
     def values(self) -> NDArray[np.float32]:
         """Return the maps: weights, (layer, head, query, key), or cells, (layer, head, row, column)."""
-        values: NDArray[np.float32] = getattr(self, self.ARRAYS[0])
-        return values
+        return np.asarray(getattr(self, self.ARRAYS[0]))
 
     @property
     def origin(self) -> tuple[int, int]:
@@ -141,8 +140,7 @@ class HeadMaps:
 
     def of(self, layer: int, head: int) -> NDArray[np.float32]:
         """Return the map of one head: weights, (query, key), or cells, (row, column)."""
-        values: NDArray[np.float32] = self.values[self.place(layer, head)]
-        return values
+        return np.asarray(self.values[self.place(layer, head)])
 
     def exists(self, layer: int, head: int) -> bool:
         """Return whether this head is held; where a layer lacks one, its map is NaN."""
@@ -282,6 +280,11 @@ class MapsResult(Result, Generic[M]):
 
     # Heads
 
+    @property
+    def has_several_kinds(self) -> bool:
+        """Return whether there are maps of several kinds of attention."""
+        return len(self.maps) > 1
+
     def chosen(self, attention: M) -> tuple[tuple[int, int], ...]:
         """Return the heads of a map to show, (layer, head): those picked, as they were picked; else all of them."""
         wanted = self.picked or attention.pairs
@@ -406,8 +409,7 @@ class MapsResult(Result, Generic[M]):
     _repr_html_ = None  # type: ignore[assignment]
 
     def _repr_png_(self) -> bytes:
-        png: bytes = self.record_kind().resolve("glance")(self)
-        return png
+        return bytes(self.record_kind().resolve("glance")(self))
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{m.kind} {m.values.shape}" for m in self.maps)
@@ -416,6 +418,8 @@ class MapsResult(Result, Generic[M]):
 
 def freeze(value: Any) -> Any:
     """Return a JSON value with its lists turned into tuples."""
+    if isinstance(value, dict):
+        return {key: freeze(item) for key, item in value.items()}
     return tuple(map(freeze, value)) if isinstance(value, list) else value
 
 

@@ -143,8 +143,7 @@ class Patching(Result):
     def total(self, quantity: str = "total") -> Floats:
         """Return a row of the table `whole`, "clean", "corrupt" or "total": value, low and high, (3,)."""
         whole = self.table("whole")
-        values: Floats = whole.interval("value")[whole["quantity"] == quantity][0]
-        return values
+        return np.asarray(whole.interval("value")[whole["quantity"] == quantity][0])
 
     def strongest(self) -> list[int]:
         """Return rows of the table of heads by the size of their effect, the largest first.

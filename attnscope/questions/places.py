@@ -174,13 +174,13 @@ class Sound:
 
         `levels` are those of the spectrogram; None = it has none. Damage raises any kind of error.
         """
-        # `describe` puts two fields of the spectrogram beside those of the sound.
         fields = {**description}
-        hertz = fields.pop("hertz", ())
-        decibels = fields.pop("decibels", 0.0)
         spectrogram = None
         if levels is not None:
-            spectrogram = Spectrogram(levels.astype(np.uint8), hertz, float(decibels))
+            # `describe` puts two fields of the spectrogram beside those of the sound.
+            hertz = fields.pop("hertz")
+            decibels = float(fields.pop("decibels"))
+            spectrogram = Spectrogram(levels.astype(np.uint8), hertz, decibels)
         return cls(envelope=envelope, words=words, spectrogram=spectrogram, **fields)
 
     def require_whole(self) -> None:
