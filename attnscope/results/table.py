@@ -305,10 +305,12 @@ class Table:
         """Return it as a `pandas.DataFrame`, with a column for each column and companion.
 
         Raises:
-            ModuleNotFoundError: pandas is not installed; attnscope does not depend on it.
+            AttnscopeError: pandas is not installed; attnscope does not depend on it.
         """
-        import pandas  # type: ignore[import-untyped,unused-ignore]
-
+        try:
+            import pandas  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            raise AttnscopeError("pandas is not installed", "pip install pandas, or write csv") from None
         return pandas.DataFrame(dict(self.values))
 
     def require_sound(self, name: str, wanted: Iterable[Column], sizes: Mapping[str, int]) -> None:
