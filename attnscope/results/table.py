@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import AttnscopeError
+
 Floats = NDArray[np.float64]
 ColumnKind = Literal["number", "count", "text", "flag"]
 
