@@ -7,7 +7,7 @@ import numpy as np
 
 from attnscope.errors import AttnscopeError
 from attnscope.pages.document import PAGE_SCHEMA, Page, assemble
-from attnscope.pages.heads import Heads, heads_of
+from attnscope.pages.heads import PageHeads, heads_of
 from attnscope.pages.texts import (
     FINE_STEP,
     FINE_UP_TO,
@@ -53,7 +53,7 @@ def page_of(
     *,
     findings: HeadsResult | None = None,
     start: Mapping[str, str] | None = None,
-    heads: Heads | None = None,
+    heads: PageHeads | None = None,
 ) -> Page:
     """Make a page of texts, of a record about heads, or of both.
 
@@ -74,7 +74,7 @@ def page_of(
     step = FINE_STEP
     if records and require_room(records) > FINE_UP_TO:
         step = STEP
-    # What the page's script reads first.
+    # The manifest is what the page's script reads first. See `texts` for steps and units of weights.
     manifest: dict[str, Any] = {
         "schema": PAGE_SCHEMA,
         "version": VERSION,
@@ -85,28 +85,31 @@ def page_of(
         "roles": None,
         "start": {**(start or {})},
     }
-    # Block 0 describes all heads, each further one is the card of a head; `parts` are scripts that not all pages have.
+    # Blocks are packed data. Those of `heads` come first: 0 describes all heads, the others are cards of heads.
+    # `parts` are scripts that not all pages have.
     blocks: list[str] = []
     parts = []
     if heads is not None:
-        blocks = heads.blocks
+        blocks += heads.blocks
         manifest["heads"] = {"landing": 0, "cards": list(range(1, len(blocks)))}
         parts.append("heads")
     if has_photos:
         parts.append("photo")
-    with_roles = heads if findings is None else heads_of(findings)
-    if with_roles is not None:
-        manifest["roles"] = with_roles.roles
-    # Means of heads have names in place of the numbers of a head.
+    role_source = heads if findings is None else heads_of(findings)
+    if role_source is not None:
+        manifest["roles"] = role_source.roles
+    # Means over heads have names instead of a layer and a head.
     if records and records[0].mean_name:
-        manifest["means"] = names = {}
+        names = {}
         for attention in records[0].maps:
             for layer, head in attention.pairs:
                 names[f"{layer}.{head}"] = attention.name_of(layer, head)
+        manifest["means"] = names
+    # The weights and photos of texts are appended to the blocks.
     manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
     # A page of texts alone opens on the view that suits the first one.
     if heads is None and has_photos:
-        # A patch among hundreds seldom gets much: on a scale up to 1 none would be seen.
+        # Of hundreds of patches each gets a small weight, too pale on a scale up to 1. Photos have a view of their own.
         manifest["start"] = {"scale": "head", **manifest["start"]}
         manifest["start"].pop("v", None)
     elif heads is None and (opened := head_to_open(records[0])):
@@ -116,7 +119,7 @@ def page_of(
 
 
 def head_to_open(record: Heatmap) -> tuple[int, int] | None:
-    """Return the head that a page opens on: the one whose queries choose distant tokens most, each its own.
+    """Return the head that a page opens on: the one whose queries attend most to distant tokens, and to different ones.
 
     A query's score is its largest weight above the key's mean over all queries, among keys that are neither special
     nor first and more than two tokens away. The head with the largest mean score is returned; None = no key is so far.
@@ -130,7 +133,7 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     if not heads or not counts.any():
         return None
 
-    # A key that all queries choose says little: its mean is taken off.
+    # A key that all queries attend to says little: subtract its mean over queries.
     def score(head: tuple[int, int]) -> float:
         weights = attention.of(*head)
         return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())

@@ -38,9 +38,12 @@ PARTS = {
     "heads": ("wording", "catalog", "query", "scatter", "atlas", "card", "examples", "head"),
     "photo": ("photo",),
 }
-"""The modules of each part that only some pages have. A part may have a style sheet of its name. `app` follows all."""
+"""Modules that only some pages have, by the name of the part that they make up. `app`, the last module, follows them.
 
-# Imports from other modules, indentation, and the word before what a module exports: all go when modules are joined.
+A part may also have a style sheet, which has its name.
+"""
+
+# What is removed as modules are joined: imports from other modules, indentation, and the word `export`.
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
 _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
@@ -77,7 +80,7 @@ class Page:
 
 @cache
 def script(*parts: str) -> str:
-    """Return the page's modules joined into one: imports and exports go, as all names are in one scope."""
+    """Return the page's modules joined into one; without imports and exports, as all names are in one scope."""
     source = files("attnscope.pages") / "src"
     modules = [*MODULES]
     for part in parts:
@@ -89,11 +92,11 @@ def script(*parts: str) -> str:
         text = (source / f"{name}.js").read_text(encoding="utf-8")
         joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
     whole = '"use strict";\n' + "\n".join(joined)
-    # Indentation goes too, which nothing but a text over several lines could need.
+    # Remove indentation too. Only a template literal (in backticks) of several lines could need it.
     if any(line.count("`") % 2 for line in whole.splitlines()):
         raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
     # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and
-    # take twice as long to read it. Python's escapes up to U+FFFF are JavaScript's too.
+    # take twice as long to read it. Python's escapes up to U+FFFF are JavaScript's too; beyond, \U is not.
     whole = _INDENT.sub("", whole).encode("ascii", "backslashreplace").decode()
     if "</script" in whole.lower() or "<!--" in whole or "\\U" in whole:
         raise ValueError(

@@ -13,7 +13,7 @@ _MOST_CHARACTERS = 400
 
 _SHOWN_IN_IMG = (".png", ".svg")
 
-# Control characters, and marks that turn the direction of writing.
+# Control characters, and marks that change the direction of text.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _CSS = """
@@ -61,13 +61,13 @@ def page(batch: Batch) -> str:
     ]
     # Failures first, then a card per text.
     if batch.failed:
-        parts += ["<h2>Could not be drawn</h2>\n<ul>", *map(_failure, batch.failed), "</ul>"]
-    parts += ["<main>", *map(_card, batch.drawn), "</main>\n</html>"]
+        parts += ["<h2>Could not be drawn</h2>\n<ul>", *map(_write_failure, batch.failed), "</ul>"]
+    parts += ["<main>", *map(_write_card, batch.drawn), "</main>\n</html>"]
     return "\n".join(parts) + "\n"
 
 
-def _card(drawn: DrawnText) -> str:
-    """Return a text with its first figure, its facts and links to its files."""
+def _write_card(drawn: DrawnText) -> str:
+    """Return the HTML of a card: the first figure of a text, its facts, and links to its files."""
     figure = ""
     files = ""
     for name in drawn.files:
@@ -87,8 +87,8 @@ def _card(drawn: DrawnText) -> str:
     )
 
 
-def _failure(failed: FailedText) -> str:
-    """Return a text that could not be drawn, with the reason."""
+def _write_failure(failed: FailedText) -> str:
+    """Return the HTML of a list item: a text that could not be drawn, with the reason."""
     text = ""
     if failed.text:
         text = f"<div class=text dir=auto>{_short_html(failed.text)}</div>"
@@ -103,5 +103,5 @@ def _short_html(text: str) -> str:
 
 
 def _to_html(text: str) -> str:
-    """Return a text for HTML; controls, and characters that would turn the text around, become code points."""
+    """Return a text escaped for HTML; characters in `_UNSEEN` become code points, such as <U+202E>."""
     return escape(_UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text))

@@ -1,7 +1,7 @@
 """Make heads ready for a page: their numbers as labelled columns, what each does in words, and the cards of an atlas.
 
-A page holds one block that describes all heads, and of an atlas one block per head, which is unpacked when a reader
-opens the head. The page's script reads the columns and nothing else; it knows no question.
+A page holds packed data in blocks: one that describes all heads and, for an atlas, a card per head, which is unpacked
+when a reader opens the head. The page's script draws whatever columns it finds: it does not know their names.
 """
 
 import base64
@@ -9,7 +9,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,66 +34,32 @@ N_DIGITS = 8
 FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
 """The columns that stand first where a reader chooses an axis; they are no measures."""
 
-PLACES = ("map_x", "map_y", "resting_share", "active_share")
-"""Further columns that are axes and no measures."""
+FURTHER_AXES = ("map_x", "map_y", "resting_share", "active_share")
+"""Other columns that are axes but no measures: where heads lie on their map, and their attention on sinks or not."""
 
-WHOLE = ("whole_explained", "whole_nats")
-"""Columns that are no axes, as others say the same of attention outside sinks."""
+NOT_AXES = ("whole_explained", "whole_nats")
+"""Columns that no axis shows: `kl_explained` and `nats` say the same of the attention outside sinks."""
 
 
 @dataclass(frozen=True, eq=False)
-class Heads:
-    """Hold the heads of a page: their numbers, roles, words and marks.
+class PageHeads:
+    """Hold what a page shows of heads.
 
     Attributes:
-        run: The record's `run`: the model, and how the record was made.
-        corpus: The record's `corpus`: the texts it was made on.
-        heads: For each head its `kind`, `layer`, `head` (its number) and `roles`, and what it does in `words`.
-        columns: The numbers of all heads, see `_describe_column`.
-        marks: The letter, colour, label and meaning of each role.
-        more: What else the page's script reads, by name.
-        cards: The packed card of each head of an atlas.
+        blocks: Packed blocks: the first describes all heads; in an atlas, a card for each head follows.
+        roles: `marks`, the letter, colour, label and meaning of each role by name; and `heads`, the roles of each head
+            by its kind, then by layer and number, such as "3.1".
     """
 
-    run: Mapping[str, Any]
-    corpus: Mapping[str, Any]
-    heads: Sequence[Mapping[str, Any]]
-    columns: Sequence[Mapping[str, Any]]
-    marks: Mapping[str, Any] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
-    cards: Sequence[str] = ()
-
-    @property
-    def blocks(self) -> list[str]:
-        """Return the blocks of a page: first one that describes all heads, then the cards."""
-        # The page shows facts of the corpus, not its text.
-        corpus = {**self.corpus}
-        corpus.pop("text", None)
-        described = {
-            "run": self.run,
-            "corpus": corpus,
-            "heads": self.heads,
-            "columns": self.columns,
-            **self.more,
-        }
-        return [_pack(described), *self.cards]
-
-    @property
-    def roles(self) -> dict[str, Any]:
-        """Return the marks of roles, and the roles of each head by its kind and by layer and number, such as "3.1"."""
-        by_kind: dict[str, dict[str, Any]] = {}
-        for head in self.heads:
-            of_kind = by_kind.setdefault(head["kind"], {})
-            of_kind[f"{head['layer']}.{head['head']}"] = head["roles"]
-        roles: dict[str, Any] = plain({"marks": self.marks, "heads": by_kind}, _shorten)
-        return roles
+    blocks: Sequence[str]
+    roles: Mapping[str, Any]
 
 
-def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
+def heads_of(record: HeadsResult | Atlas, findings: HeadsResult | None = None) -> PageHeads:
     """Return what a page shows of a record about heads.
 
     Args:
-        record: `Heads` or an `Atlas`.
+        record: The record.
         findings: The result of `attnscope.heads` that names the roles of an atlas's heads, in place of its own.
 
     Raises:
@@ -101,73 +67,96 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
     """
     if record.is_empty:
         raise AttnscopeError("there is no head to show")
+    atlas_facts: Mapping[str, Any] = {}
+    cards: Sequence[str] = ()
     if isinstance(record, Atlas):
-        return _heads_of_atlas(record if findings is None else _with_roles(record, findings))
-    if isinstance(record, HeadsResult):
-        return _heads_of_tables(record)
-    raise AttnscopeError(
-        "this record has no table of heads that a page could show", "`attnscope show` draws it"
-    )
+        if findings is not None:
+            record = _with_roles(record, findings)
+        atlas_facts, cards = _describe_atlas(record)
+    heads = _describe_heads(record.table("heads"), record.table("roles"))
+    # The page shows facts of the corpus, not its text.
+    corpus = {**record.corpus}
+    corpus.pop("text", None)
+    content = {
+        "run": record.run,
+        "corpus": corpus,
+        "heads": heads,
+        "columns": _describe_columns(record, heads),
+        **atlas_facts,
+        "sampled": sample_line(record),
+    }
+    return PageHeads([_pack(content), *cards], _describe_roles(record, heads))
 
 
 # Tables of heads
 
 
-def _heads_of_tables(record: HeadsResult | Atlas, **more: Any) -> Heads:
-    """Return the heads of a record's tables `heads` and `roles`; `more` is what else the page's script reads."""
+def _describe_columns(
+    record: HeadsResult | Atlas, heads: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the numbers of all heads as columns, see `_describe_column`, and a column for each role."""
     table = record.table("heads")
-    roles = record.table("roles")
-    heads = _describe_heads(table, roles)
     # Every number is an axis; the best-known ones come first.
     effects = record.options.get("quantities", {})
     columns = []
     for name in dict.fromkeys((*FIRST_COLUMNS, *table.number_columns)):
-        if name in WHOLE or name not in table or not np.isfinite(table[name]).any():
+        if name in NOT_AXES or name not in table or not np.isfinite(table[name]).any():
             continue
         kind = "measure"
-        if name in FIRST_COLUMNS or name in PLACES:
+        if name in FIRST_COLUMNS or name in FURTHER_AXES:
             kind = ""
         elif name in effects:
             kind = "effect"
         columns.append(_describe_column(table, name, kind))
-    # Each role is a column of yes and no.
-    meanings = record.options.get("roles", {})
-    for role in ("unclassified", *meanings):
+    # The expressions of a query can name a role only if it is an identifier.
+    for role in ("unclassified", *record.options.get("roles", {})):
         if role.isidentifier():
             columns.append(_describe_role(heads, role, table))
-    # The marks of roles, with their meanings.
+    return columns
+
+
+def _describe_roles(
+    record: HeadsResult | Atlas, heads: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return the marks of roles, and the roles of each head, see `PageHeads.roles`."""
+    meanings = record.options.get("roles", {})
     marks = {}
-    for role, mark in marks_for({*roles["role"].tolist()}).items():
+    for role, mark in marks_for({*record.table("roles")["role"].tolist()}).items():
         facts = meanings.get(role)
         meaning = str(facts.get("what", "")) if isinstance(facts, Mapping) else ""
         marks[role] = {"glyph": mark.glyph, "color": mark.color, "label": label(role), "what": meaning}
-    more["sampled"] = sample_line(record)
-    return Heads(record.run, record.corpus, heads, columns, marks, more)
+    by_kind: dict[str, dict[str, Any]] = {}
+    for head in heads:
+        roles_by_head = by_kind.setdefault(head["kind"], {})
+        roles_by_head[f"{head['layer']}.{head['head']}"] = head["roles"]
+    roles: Mapping[str, Any] = plain({"marks": marks, "heads": by_kind}, _shorten)
+    return roles
 
 
 def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
     """Return for each head its kind, layer, number and roles with their evidence, and what it does in words."""
     heads: list[dict[str, Any]] = []
-    for row, (layer, head) in enumerate(table.layer_heads):
-        described = {"kind": str(table["kind"][row]), "layer": layer, "head": head, "roles": []}
+    for row, (layer, number) in enumerate(table.layer_heads):
+        head = {"kind": str(table["kind"][row]), "layer": layer, "head": number, "roles": []}
         # Descriptions, with how well they predict held-out texts.
         if "description" in table:
-            described["words"] = str(table["description"][row])
-            described["explained"] = _explained(table, row)
-            described["warning"] = str(table["other_half"][row])
-        heads.append(described)
+            head["words"] = str(table["description"][row])
+            head["explained"] = _explained(table, row)
+            head["warning"] = str(table["other_half"][row])
+        heads.append(head)
+    # In the table of roles, `head` is a row of the table of heads.
     for role in roles.as_dicts():
         evidence = {"name": role["role"]}
         for name in ("measure", "tentative", "value", "threshold", "q"):
             evidence[name] = role[name]
-        for part in ("low", "high", "baseline"):
-            evidence[part] = role.get(f"value_{part}")
+        for end in ("low", "high", "baseline"):
+            evidence[end] = role.get(f"value_{end}")
         heads[role["head"]]["roles"].append(evidence)
     return heads
 
 
 def _explained(heads: Table, row: int) -> str:
-    """Return how much of a head's attention its line explains, in words."""
+    """Return a sentence on how much of a head's attention its description explains; "" = it is unknown."""
     explained, low, high = heads.interval("kl_explained")[row]
     if not math.isfinite(explained):
         return ""
@@ -203,7 +192,7 @@ def _describe_role(heads: Sequence[Mapping[str, Any]], role: str, table: Table) 
     """Return whether each head has a role, as a column that expressions may name alone, and that is no axis."""
     values = []
     for head in heads:
-        names = [own["name"] for own in head["roles"]]
+        names = [evidence["name"] for evidence in head["roles"]]
         values.append(role in (names or ["unclassified"]))
     # A measure may have the role's name.
     name = f"is_{role}" if role in table else role
@@ -215,56 +204,62 @@ def _describe_role(heads: Sequence[Mapping[str, Any]], role: str, table: Table) 
 
 def _with_roles(atlas: Atlas, findings: HeadsResult) -> Atlas:
     """Return an atlas whose heads have the roles that they have in findings."""
-    # The row in the atlas of each role's head, (role,); -1 = the atlas lacks it.
     row_of = {name: row for row, name in enumerate(atlas.table("heads").head_names(with_kind=True))}
     names = findings.table("heads").head_names(with_kind=True)
     roles = findings.table("roles")
+    # The row in the atlas of each role's head, (role,); -1 = the atlas lacks it.
     rows = np.array([row_of.get(names[head], -1) for head in roles["head"]], np.int64)
     moved = Table(roles.columns, {**roles.values, "head": rows}).select(rows >= 0)
     options = {**atlas.options, "roles": findings.options.get("roles", {})}
     return replace(atlas, options=options, tables={**atlas.tables, "roles": moved})
 
 
-def _heads_of_atlas(atlas: Atlas) -> Heads:
-    """Return the heads of an atlas, each with a card: its tokens, offsets, nearest heads and examples."""
-    tokens = atlas.table("tokens")
+def _describe_atlas(atlas: Atlas) -> tuple[dict[str, Any], list[str]]:
+    """Return what an atlas says beside its columns, and the packed card of each head.
+
+    A card has the head's tokens, profile of offsets, nearest heads and examples.
+    """
+    all_tokens = atlas.table("tokens")
     cards = []
-    # Per head, for the table of heads: [query, key, lift, its low end] of pairs, and all tokens in order.
+    # For each head: its pairs, [query, key, lift, low end of the lift], and all tokens of its rows in order.
     pairs = []
-    words = []
+    tokens = []
     for head, distances in enumerate(atlas["distance"]):
-        described = []
-        own_pairs = []
-        own_words: set[str] = set()
-        for row in tokens.select(tokens["head"] == head).as_dicts():
-            token = _describe_token(row)
-            described.append(token)
-            own_words.update(token["tokens"])
-            if token["side"] == "pairs":
-                own_pairs.append([*token["tokens"], token["lift"], token["low"]])
-        pairs.append(own_pairs)
-        words.append(sorted(own_words))
-        # The card is packed by itself, and opened when the reader asks for it.
-        near = [n for n in largest_first(-distances) if n != head][:N_NEAR]
+        token_rows = []
+        head_pairs = []
+        head_tokens: set[str] = set()
+        for row in all_tokens.select(all_tokens["head"] == head).as_dicts():
+            token_row = _describe_token(row)
+            token_rows.append(token_row)
+            head_tokens.update(token_row["tokens"])
+            if token_row["side"] == "pairs":
+                head_pairs.append([*token_row["tokens"], token_row["lift"], token_row["low"]])
+        pairs.append(head_pairs)
+        tokens.append(sorted(head_tokens))
+        # Pack the card by itself: the page opens it when the reader asks for it. The nearest heads come first.
+        near = [other for other in largest_first(-distances) if other != head][:N_NEAR]
         examples = np.flatnonzero(atlas.table("examples")["head"] == head).tolist()
         card = {
-            "tables": described,
+            "tables": token_rows,
             "profile": atlas["profile"][head],
             "even": atlas["even_profile"][head],
             "near": list(zip(near, distances[near].tolist(), strict=True)),
             "examples": [_describe_example(atlas, example) for example in examples],
         }
         cards.append(_pack(card, _kept_weights(atlas, examples)))
-    # What all heads share.
     meanings = {name: atlas.options.get(name, "") for name in ("rank", "score", "lift")}
-    more = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": words, "pairs": pairs}
-    return replace(_heads_of_tables(atlas, **more), cards=cards)
+    facts = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": tokens, "pairs": pairs}
+    return facts, cards
 
 
 def _describe_token(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of an atlas's table of tokens, with the query, the key, or both as `tokens`."""
     side = row["side"]
-    tokens = {"asks": [row["query"]], "pairs": [row["query"], row["key"]]}.get(side, [row["key"]])
+    tokens = []
+    if side in ("asks", "pairs"):
+        tokens.append(row["query"])
+    if side != "asks":
+        tokens.append(row["key"])
     described = {
         "side": side,
         "tokens": tokens,
@@ -277,7 +272,10 @@ def _describe_token(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
-    """Return an example without its weights; its `places` are runs, (run, 2): the first place, and how many follow."""
+    """Return an example without its weights.
+
+    The `places` of its tokens are runs of adjacent ones, (run, 2): the first place, and the number of places.
+    """
     examples = atlas.table("examples")
     shown = atlas.table("shown").select(atlas.tokens_of(example))
     # A run begins where a place does not follow the one before it.
@@ -297,10 +295,15 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
 
 
 def _kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
-    """Return the weights of examples: how many keys each shown token keeps, then these keys, then their codes."""
+    """Return the weights of examples as an atlas keeps them: of each shown token the largest, quantised to codes.
+
+    First how many keys each token keeps, then these keys, then their codes, each of them for all examples.
+    """
     shown = atlas.table("shown")
-    # Of each example: (token,), (kept,) and (kept,). Kept keys of all its tokens stand in a row.
-    counts, keys, codes = [], [], []
+    # Of each example: (token,), (kept,) and (kept,). The kept keys of its tokens follow each other.
+    counts = []
+    keys = []
+    codes = []
     for example in examples:
         rows = atlas.tokens_of(example)
         n_kept = shown["n_kept"][rows]
@@ -318,12 +321,12 @@ def _kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint
 
 
 def _pack(content: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
-    """Return a block: the length of the JSON (4 bytes, the low one first), the JSON and the arrays, zlib and base64."""
+    """Return a block, zlib in base64: the length of the JSON (4 bytes, little-endian), the JSON, then the arrays."""
     written = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
     whole = b"".join([len(written).to_bytes(4, "little"), written, *map(np.ndarray.tobytes, arrays)])
     return base64.b64encode(zlib.compress(whole)).decode("ascii")
 
 
 def _shorten(value: float) -> float | None:
-    """Return a number with few digits; None where JSON has no word for it."""
+    """Return a number rounded to N_DIGITS significant digits; None if it is not finite, as JSON cannot write that."""
     return float(f"{value:.{N_DIGITS}g}") if math.isfinite(value) else None
