@@ -25,6 +25,7 @@ from attnscope.results.kinds import (
     CHOICE_OF_HEADS,
     FIGURE_FORMATS,
     KINDS,
+    MAP_STYLE,
     SIZES,
     TABLE_FORMATS,
     Kind,
@@ -54,16 +55,16 @@ MOST_SAVED = 1 << 26
 TEXT = "text"
 """The format of maps in the terminal."""
 
-_STYLE = ("scale", "cmap", "colours", "smooth", "layout", *SIZES)
+_STYLE = (*MAP_STYLE, *SIZES)
 """Options that are fields of `drawing.style.Style`."""
 
-_CHANGES: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
-    "hide_special": lambda record, _, options: record.hide_special(keep=options.get("query")),
-    "without_sinks": lambda record, _, options: record.without_sinks(),
-    "words": lambda record, _, options: record.merge_words(),
-    "mean": lambda record, axis, options: record.average(axis),
+_CHANGES: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    "hide_special": lambda record, options: record.hide_special(keep=options.get("query")),
+    "without_sinks": lambda record, options: record.without_sinks(),
+    "words": lambda record, options: record.merge_words(),
+    "mean": lambda record, options: record.average(options["mean"]),
 }
-"""How options of `show` change a record, in this order: functions of (record, value of the option, all options)."""
+"""How options of `show` change a record, in this order: functions of the record and of all options."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,12 @@ class Output:
         from attnscope.report.plain_text import open_console, print_record
 
         # The function that prints this kind takes some of the options, and of these three facts, see `Kind.shown_with`.
-        facts = {"drawn": self.draws_text, "among": self.among, "answered": self.is_brief}
-        arguments = {**self.options, **facts}
+        arguments = {
+            **self.options,
+            "drawn": self.draws_text,
+            "among": self.among,
+            "answered": self.is_brief,
+        }
         shown_with = {name: arguments.get(name) for name in self.kind.shown_with}
         print_record(record, open_console(), **shown_with)
         print_paths(paths, has_address=self.is_brief and not self.draws_text)
@@ -238,14 +243,13 @@ def show(
     choice = [remaining.pop(name, None) for name in CHOICE_OF_HEADS]
     shown = choose_heads(record, *choice)
     for name, change in _CHANGES.items():
-        value = remaining.pop(name, None)
         # A change that was made before the record was saved is not made again.
-        if value and name not in shown.changes:
-            shown = change(shown, value, remaining)
+        if remaining.pop(name, None) and name not in shown.changes:
+            shown = change(shown, output.options)
     query = remaining.get("query")
     if query is not None:
-        require_query = kind.resolve("query")
-        require_query(shown, query)
+        # Refuse a query that names no token of the record.
+        kind.resolve("query")(shown, query)
     # Weights of a saved record are written however large they are, as if the user had named a format.
     output = replace(
         output, json=json, quiet=quiet, options=remaining, among=record, has_named_formats=True

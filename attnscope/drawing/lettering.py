@@ -16,7 +16,6 @@ ELLIPSIS = "…"
 # Prefixes of the families that are tried first, in this order, for characters that DejaVu Sans lacks.
 _PREFERRED = (
     "Noto Sans",
-    "Noto Sans CJK",
     "Source Han Sans",
     "WenQuanYi",
     "Arial Unicode MS",
@@ -47,7 +46,7 @@ class Lettering:
     families: tuple[str, ...]
     paths: tuple[str, ...]
     missing: frozenset[str]
-    paper: Paper = SCREEN
+    paper: Paper
 
     def spell(self, text: str) -> str:
         """Return the text with every character that cannot be drawn replaced by its code point, on one line."""
@@ -110,7 +109,7 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     base = (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))
     if base not in fonts:
         fonts.append(base)
-    missing = {char for char in set(chain(*texts)) if not char.isspace()}
+    missing = {char for char in chain(*texts) if not char.isspace()}
     for _, path in fonts:
         missing -= _drawable(missing, path)
     # Add further fonts until every character has one. Reading them takes time.
@@ -145,18 +144,18 @@ def find_font(font: str) -> tuple[str, str]:
         return font_manager.get_font(font).family_name, font
     # The name of an installed family.
     names = {entry.name.casefold(): entry.name for entry in manager.ttflist}
-    if font.casefold() not in names:
+    name = names.get(font.casefold())
+    if name is None:
         raise UsageError(
             f"there is no font {font!r}", "`fc-list : family` names those that are installed"
         )
-    name = names[font.casefold()]
     return name, str(font_manager.findfont(name))
 
 
 def note_missing(texts: Iterable[str], font: str | None) -> str:
     """Return a sentence on the fonts to install where figures show code points; empty if every character has one."""
     # Look at characters that DejaVu Sans may lack; without any, matplotlib need not be loaded.
-    wanted = {char for char in set(chain(*texts)) if ord(char) >= _MAYBE_MISSING_FROM}
+    wanted = {char for char in chain(*texts) if ord(char) >= _MAYBE_MISSING_FROM}
     if not wanted:
         return ""
     missing = lettering_for(wanted, Paper(font=font)).missing

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -325,17 +325,36 @@ class MapsPage(Page):
         # Write labels of rows, then labels of columns. They are a line of text apart, in tokens, and at least a cell.
         apart = max(1.0, font / layout.LABEL_SHARE / cell_height) * self.pool
         texts = []
-        style: dict[str, Any] = {"ha": "right", "va": "center_baseline", "keeps_size": True}
         for token, place in rows.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
-            texts.append(self.write(x - 5, middle, label, font, color=rows.color(token), **style))
-        style = {"ha": "center", "va": "top", "rotation": 90, "keeps_size": True}
+            text = self.write(
+                x - 5,
+                middle,
+                label,
+                font,
+                color=rows.color(token),
+                exact=True,
+                ha="right",
+                va="center_baseline",
+            )
+            texts.append(text)
         below = y + height + 5
         for token, place in columns.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
-            texts.append(self.write(middle, below, label, font, color=columns.color(token), **style))
+            text = self.write(
+                middle,
+                below,
+                label,
+                font,
+                color=columns.color(token),
+                exact=True,
+                ha="center",
+                va="top",
+                rotation=90,
+            )
+            texts.append(text)
         texts += self.draw_ticks(self.boxes[index], rows.ticks, columns.ticks)
         return texts
 
@@ -354,9 +373,8 @@ class MapsPage(Page):
         if not self.content.bars:
             return
         bars: list[Box] = []
-        top = self.boxes[0][1]
         for x, y, width, _ in self.boxes:
-            if y > top:
+            if y > self.boxes[0][1]:
                 break
             # At most one bar per pixel: the highest of several.
             heights = pool_to_pixels(np.array([self.content.bars]), (width, 1))[0]

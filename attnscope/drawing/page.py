@@ -60,7 +60,7 @@ class Page(Canvas):
 
     written_numbers: tuple[Number, ...] = ()
 
-    def title_px(self, zoom: float = 1.0) -> float:
+    def title_px(self, zoom: float) -> float:
         """Return the size of the letters of its title, which are small on paper of a fixed width."""
         return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
 

@@ -120,17 +120,14 @@ class Style:
 
 def _inches(width: float | str) -> float:
     """Return a width in inches, from inches, a length with a unit, or the name of a width."""
-    if isinstance(width, str) and width in WIDTHS:
-        return WIDTHS[width]
+    written = str(width)
+    if written in WIDTHS:
+        return WIDTHS[written]
     # A number without a unit is in inches.
-    number = width
-    unit = "in"
-    if isinstance(width, str) and width[-2:] in UNITS:
-        unit = width[-2:]
-        number = width.removesuffix(unit)
+    unit = written[-2:] if written[-2:] in UNITS else "in"
     try:
-        inches = float(number) * UNITS[unit]
-    except (TypeError, ValueError):
+        inches = float(written.removesuffix(unit)) * UNITS[unit]
+    except ValueError:
         hint = f"give inches, a length such as 85mm or 8.5cm, or one of {', '.join(WIDTHS)}"
         raise UsageError(f"{width!r} is no width", hint) from None
     _require_within("width", inches, _INCHES_RANGE)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -49,6 +50,7 @@ _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
 
 
+@dataclass(eq=False)
 class Page:
     """Hold one HTML file that shows attention; a notebook shows it below the cell.
 
@@ -56,8 +58,7 @@ class Page:
         html: The whole file.
     """
 
-    def __init__(self, html: str) -> None:
-        self.html = html
+    html: str
 
     def save(self, path: str | Path) -> Path:
         """Write the file, whole or not at all.

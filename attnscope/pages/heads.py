@@ -41,7 +41,7 @@ NOT_AXES = ("whole_explained", "whole_nats")
 """Columns that no axis shows: `kl_explained` and `nats` say the same of the attention outside sinks."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PageHeads:
     """Hold what a page shows of heads.
 
@@ -85,7 +85,7 @@ def heads_of(record: HeadsResult | Atlas, findings: HeadsResult | None = None) -
         **atlas_facts,
         "sampled": sample_line(record),
     }
-    return PageHeads([_pack(content), *cards], _describe_roles(record, heads))
+    return PageHeads([_pack(content), *cards], plain(_describe_roles(record, heads), _shorten))
 
 
 # Tables of heads
@@ -115,9 +115,7 @@ def _describe_columns(
     return columns
 
 
-def _describe_roles(
-    record: HeadsResult | Atlas, heads: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any]:
+def _describe_roles(record: HeadsResult | Atlas, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the marks of roles, and the roles of each head, see `PageHeads.roles`."""
     meanings = record.options.get("roles", {})
     marks = {}
@@ -129,8 +127,7 @@ def _describe_roles(
     for head in heads:
         roles_by_head = by_kind.setdefault(head["kind"], {})
         roles_by_head[f"{head['layer']}.{head['head']}"] = head["roles"]
-    roles: Mapping[str, Any] = plain({"marks": marks, "heads": by_kind}, _shorten)
-    return roles
+    return {"marks": marks, "heads": by_kind}
 
 
 def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:

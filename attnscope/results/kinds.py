@@ -133,7 +133,7 @@ class Kind:
         return load_named(getattr(self, field))
 
 
-_MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
+MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
 """Options of figures of maps, beside `SIZES`."""
 
 _ALL = (
@@ -149,7 +149,7 @@ _ALL = (
         page=PAGE,
         shown_with=("drawn", "query", "answered", "scale"),
         drawn_with=("query",),
-        other_options=(*CHOICE_OF_HEADS, *_MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
+        other_options=(*CHOICE_OF_HEADS, *MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
     ),
     Kind(
         "pooled",
@@ -161,7 +161,7 @@ _ALL = (
         draw="questions.heatmap_figures:pages",
         glance="questions.heatmap_figures:glance",
         shown_with=("drawn", "answered", "scale"),
-        other_options=(*CHOICE_OF_HEADS, *_MAP_STYLE),
+        other_options=(*CHOICE_OF_HEADS, *MAP_STYLE),
     ),
     Kind(
         "rollout",
@@ -174,7 +174,7 @@ _ALL = (
         query="questions.heatmap_figures:require_query",
         shown_with=("query",),
         drawn_with=("query",),
-        other_options=_MAP_STYLE,
+        other_options=MAP_STYLE,
     ),
     Kind("shares", "result on two parts", "questions.shares:Shares", command="heatmap"),
     Kind(
