@@ -328,31 +328,18 @@ class MapsPage(Page):
         for token, place in rows.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
+            color = rows.color(token)
             text = self.write(
-                x - 5,
-                middle,
-                label,
-                font,
-                color=rows.color(token),
-                exact=True,
-                ha="right",
-                va="center_baseline",
+                x - 5, middle, label, font, color=color, exact=True, ha="right", va="center_baseline"
             )
             texts.append(text)
         below = y + height + 5
         for token, place in columns.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
+            color = columns.color(token)
             text = self.write(
-                middle,
-                below,
-                label,
-                font,
-                color=columns.color(token),
-                exact=True,
-                ha="center",
-                va="top",
-                rotation=90,
+                middle, below, label, font, color=color, exact=True, ha="center", va="top", rotation=90
             )
             texts.append(text)
         texts += self.draw_ticks(self.boxes[index], rows.ticks, columns.ticks)

@@ -128,8 +128,10 @@ def _inches(width: float | str) -> float:
     try:
         inches = float(written.removesuffix(unit)) * UNITS[unit]
     except ValueError:
-        hint = f"give inches, a length such as 85mm or 8.5cm, or one of {', '.join(WIDTHS)}"
-        raise UsageError(f"{width!r} is no width", hint) from None
+        raise UsageError(
+            f"{width!r} is no width",
+            f"give inches, a length such as 85mm or 8.5cm, or one of {', '.join(WIDTHS)}",
+        ) from None
     _require_within("width", inches, _INCHES_RANGE)
     return inches
 

@@ -115,7 +115,7 @@ def _subset(path: str, characters: frozenset[str]) -> str:
         flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True
     )
     options.recalc_timestamp = False
-    options.drop_tables = [*options.drop_tables, "FFTM"]  # FontForge's times
+    options.drop_tables.append("FFTM")  # FontForge's times
     options.font_number = 0  # the first font of a collection
     content = io.BytesIO()
     with subset.load_font(path, options) as font:
