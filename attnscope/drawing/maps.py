@@ -349,8 +349,8 @@ class MapsPage(Page):
         """Write the labels of all maps but the first, or show them again."""
         if self._other_labels is None:
             self._other_labels = []
-            n_labelled = 0 if self.content.names else self.content.n
-            for index in range(1, n_labelled):
+            # The maps of an overview have no labels.
+            for index in range(1, 0 if self.content.names else self.content.n):
                 self._other_labels += self._label(index)
         for text in self._other_labels:
             text.set_visible(True)
