@@ -329,8 +329,9 @@ class MapsPage(Page):
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
             color = rows.color(token)
+            point = (x - 5, middle)
             text = self.write(
-                x - 5, middle, label, font, color=color, exact=True, ha="right", va="center_baseline"
+                *point, label, font, color=color, keeps_size=True, ha="right", va="center_baseline"
             )
             texts.append(text)
         below = y + height + 5
@@ -338,8 +339,9 @@ class MapsPage(Page):
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
             color = columns.color(token)
+            point = (middle, below)
             text = self.write(
-                middle, below, label, font, color=color, exact=True, ha="center", va="top", rotation=90
+                *point, label, font, color=color, keeps_size=True, ha="center", va="top", rotation=90
             )
             texts.append(text)
         texts += self.draw_ticks(self.boxes[index], rows.ticks, columns.ticks)
