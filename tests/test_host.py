@@ -56,7 +56,7 @@ def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module):
 def test_ctrl_c_that_still_waits_at_the_end_is_not_lost(interrupting_module, monkeypatch):
     monkeypatch.setattr(host, "_interrupt_again", lambda: None)
     monkeypatch.setattr(cli, "_run", lambda: int(not __import__(interrupting_module).whole))
-    monkeypatch.setattr(cli, "_tolerate_unprintable", lambda: None)
+    monkeypatch.setattr(cli, "_escape_unprintable", lambda: None)
     monkeypatch.setattr(host, "_waits_since", None)
     wait_for_imports()
     with pytest.raises(SystemExit) as ended:

@@ -6,9 +6,9 @@ Every measure is a mean over queries q, of one of three numbers of the row A_q o
     Pairs    sum over k of A_qk f(q, k),  such as the attention to the token before
     Row      another statistic of A_q,    such as its entropy
 
-So `core.measures`, which computes them, needs to know these three families and no single measure. It returns
-`Measured`. Roles and intervals are left to `studies.heads`. *Sinks* are the keys on which heads rest when they have
-nothing to do: special tokens and a text's first token. *Active* attention is that on all other keys.
+So `core.masked_texts` and `core.measures`, which compute them, need to know these three families and no single measure.
+They return `Measured`. Roles and intervals are left to `studies.heads`. *Sinks* are the keys on which heads rest when
+they have nothing to do: special tokens and a text's first token. *Active* attention is that on all other keys.
 """
 
 import math

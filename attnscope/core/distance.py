@@ -61,8 +61,9 @@ def divergence_sums(
         hellinger:      h²(p, q) = 1/2 Σ_k (√p_k - √q_k)² = 1/2 (Σ_k p_k + Σ_k q_k) - Σ_k √p_k √q_k
         jensen_shannon: JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2,  H the entropy in nats
 
-    Summed over keys and queries, √p_k √q_k is a product of two matrices, (head, query x key). h² is 0 to 1, JS 0 to
-    ln 2. Their roots are metrics (Endres & Schindelin 2003), and so are the roots of their means over queries.
+    The sum of √p_k √q_k over keys and queries is, for all pairs of heads, one product of two matrices, (head_a, query x
+    key) by (query x key, head_b). h² is 0 to 1, JS 0 to ln 2. Their roots are metrics (Endres & Schindelin 2003), and
+    so are the roots of their means over queries.
 
     Args:
         measure: The divergence.
@@ -84,7 +85,8 @@ def divergence_sums(
     is_row_b = rows_b.any(-1).double()
     counts = is_row_a @ is_row_b.T
     if measure == "hellinger":
-        # 1/2 (Σ p + Σ q), summed over queries with both. Not `counts`, because rows sum to 1 only up to rounding.
+        # 1/2 (Σ p + Σ q), summed over the queries where both heads have a distribution. That would be `counts` if rows
+        # summed to exactly 1.
         mass_a = rows_a.sum(-1)
         mass_b = rows_b.sum(-1)
         sums = (mass_a @ is_row_b.T + is_row_a @ mass_b.T) / 2
@@ -123,7 +125,7 @@ def _jensen_shannon(
     q: Float[Tensor, "*head query key"],
 ) -> Float[Tensor, "*head query"]:
     """Return the Jensen-Shannon divergence of rows in nats, some queries at a time."""
-    # So many queries at once that q has about _ELEMENTS_AT_ONCE numbers.
+    # As many queries at once as have about _ELEMENTS_AT_ONCE numbers in q.
     n_queries = p.shape[-2]
     step = max(1, _ELEMENTS_AT_ONCE * n_queries // max(1, q.numel()))
     parts = []
@@ -144,7 +146,7 @@ def _entropy(rows: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head que
 def _with_sink(rows: Weights) -> Float[Tensor, "*head query key_and_sink"]:
     """Return rows in float64 with the share of a sink as a further key: 1 - Σ, if that is more than rounding.
 
-    It is 0 in a row of zeros, which stays one.
+    A row of zeros gets a share of 0, so that it stays all zero.
     """
     rows = in_float64(torch.as_tensor(rows))
     total = rows.sum(-1, keepdim=True)
@@ -170,8 +172,9 @@ def cluster_heads(distances: Floats) -> tuple[Floats, NDArray[np.int64]]:
     n = len(distances)
     if n < 2:
         return np.zeros((0, 4)), np.arange(n)
-    pairs = squareform(_without_nan(distances), checks=False)
-    merges = linkage(pairs, "average", optimal_ordering=True)
+    # (head, head) -> the distances of its upper triangle, as SciPy takes them.
+    condensed = squareform(_without_nan(distances), checks=False)
+    merges = linkage(condensed, "average", optimal_ordering=True)
     return merges, leaves_list(merges).astype(np.int64)
 
 
@@ -181,8 +184,8 @@ def classical_mds(distances: Floats) -> tuple[Floats, Floats]:
         B = -1/2 J D² J,  J = I - 1/n;  coordinates: two leading eigenvectors of B times the roots of their eigenvalues
 
     Roots of mean squared Hellinger distances and of mean Jensen-Shannon divergences are Euclidean if all pairs are
-    compared on the same queries. Then B has no negative eigenvalues, and the map leaves out axes but bends nothing. An
-    axis points to where its entry of largest size is positive, so that the same distances give the same map.
+    compared on the same queries. Then B has no negative eigenvalues, and the map is a projection. Signs are chosen so
+    that the entry of the largest size on each axis is positive: the same distances give the same map.
 
     Args:
         distances: (head, head), symmetric; NaN (never compared) counts as the largest of all.

@@ -24,10 +24,10 @@ from attnscope.results.table import number as number_column
 SORTS = ("layer", "explained", "entropy")
 """Orders of heads: as in the model, the best explained first, or the lowest entropy first."""
 
-EVEN = 0.1
+EVEN_NATS = 0.1
 """A head whose KL from uniform attention is below this, in nats, spreads evenly: there is nothing to explain."""
 
-UNSURE = 0.5
+WIDEST = 0.5
 """If the interval of an explained share is wider than this, the texts are too few to tell that share."""
 
 _MOST_LISTED = 10
@@ -88,6 +88,7 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
         columns.insert(0, Words("what it does", short_lines))
         if sort == "entropy" and "entropy_nats" in heads:
             columns.insert(0, "entropy_nats")
+        # Without an order of the user's, the heads with most to say; in such an order all, of which some are printed.
         listed = order
         if sort is None:
             listed = largest_first(_how_much_to_say(result), _MOST_LISTED)
@@ -119,7 +120,7 @@ def _how_much_to_say(result: Result) -> Floats:
     values = np.where(heads["role"] == "", -1.0, -0.5)
     roles = result.table("roles")
     is_telling = ~np.isin(roles["role"], (*SINK_ROLES, "diffuse"))
-    # Each other role raises its head's value, (head,), to its own if that is larger.
+    # Each other role raises its head's value, (head,), to its own if that is larger, and no NaN.
     np.fmax.at(values, roles["head"][is_telling], roles["value"][is_telling])
     return values
 
@@ -127,7 +128,7 @@ def _how_much_to_say(result: Result) -> Floats:
 def _what_next(result: Result, n_unlisted: int) -> Note:
     """Say how many heads are not listed, and which command to run next."""
     lines = [f"… {n_unlisted} more with --all"] if n_unlisted else []
-    # The next command can name a file again, not a text of the command line. Only names of files have a dot.
+    # The next command can name a file again, and no text of the command line: only names of files have a dot.
     sources = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
     model = result.run.get("model")
     # The default model needs no option.
@@ -171,16 +172,17 @@ def _whole_and_short_line(heads: Table, row: int) -> tuple[str, str]:
 def _short_line(role: str, phrase: str) -> str:
     """Return a role and as much of a description as fits, without what the role says already."""
     if role in _EXACT:
-        # Drop the first term, which names the same distance.
+        # "previous token": drop the first term, which names the same distance.
         phrase = " ".join(_NEXT_TERM.split(phrase)[1:])
         if not phrase:
             return role
     parts = _CUTS.split(phrase)
     # The role is followed by ": ".
     room = _SHORT_LINE - len(role) - 2
-    # If the next part does not fit with " …" behind it, the mark alone says that there is more.
+    # "previous token …": the next part does not fit, and the mark alone says that there is more.
     if role in _EXACT and len(parts[0]) > room - 2:
         return f"{role} …"
+    # "the first token and …" says the role itself.
     if phrase.startswith(f"the {role}"):
         return _fit(parts, _SHORT_LINE)
     fitting = _fit(parts, room)
@@ -231,7 +233,7 @@ def _explained_shares(heads: Table) -> list[str]:
         return texts
     shares = heads.interval("kl_explained").tolist()
     # Attention close to uniform leaves nothing to explain.
-    for row in np.flatnonzero(heads["nats"] >= EVEN).tolist():
+    for row in np.flatnonzero(heads["nats"] >= EVEN_NATS).tolist():
         explained, low, high = shares[row]
         if math.isnan(low):
             texts[row] = f"{percent(explained)} ?"
@@ -309,9 +311,9 @@ def description_notes(result: Result) -> list[str]:
         return []
     notes = [sample_line(result)]
 
-    # Each half of the texts gives a head a first term; `other_half` is filled if the two differ. If neither half has a
-    # term, the head does not count. (head,)
+    # Each half of the texts gives a head a first term. `other_half` is filled if the two differ. (head,)
     differs = heads["other_half"] != ""
+    # A head without a term in either half does not count.
     is_compared = differs | (heads["first_term"] != "")
     n_different = int(differs.sum())
     n_compared = int(is_compared.sum())
@@ -323,12 +325,12 @@ def description_notes(result: Result) -> list[str]:
         )
     # Heads whose explained share has a wide interval or none, NaN, for which every comparison is False. (head,)
     _, low, high = heads.interval("kl_explained").T
-    is_sure = high - np.maximum(low, 0) <= UNSURE
-    n_unsure = int((~is_sure & (heads["whole_nats"] >= EVEN)).sum())
+    is_sure = high - np.maximum(low, 0) <= WIDEST
+    n_unsure = int((~is_sure & (heads["whole_nats"] >= EVEN_NATS)).sum())
     if n_unsure:
         notes.append(
             f"these texts cannot tell how much of {amount(n_unsure, 'head')} is explained: the interval is wider than "
-            f"{100 * UNSURE:.0f} points, or there is none (?); give more texts, as a head that mostly rests needs many"
+            f"{100 * WIDEST:.0f} points, or there is none (?); give more texts, as a head that mostly rests needs many"
         )
     notes.append(
         "nouns 1.6× (door, key): nouns, such as door and key, get 1.6 times what the rest of the line gives them; "

@@ -112,9 +112,10 @@ _GOLDEN_ANGLE = 0.618034
 
 
 def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
-    """Return a mark for each of these roles: first those in `MARKS`, in the order of `MARKS`, then those of plugins.
+    """Return a mark for each of these roles: first those in `MARKS`, in the order of `MARKS`, then all others.
 
-    A role of a plugin gets a letter of its name that is not taken, else any other letter, and a hue of its own.
+    A role without a mark, as a record of another version may have, gets a letter of its name that is not taken, else
+    any other letter, and a hue of its own.
     """
     marks = {name: mark for name, mark in MARKS.items() if name in names}
     taken = {mark.glyph for mark in MARKS.values()}
@@ -166,7 +167,7 @@ def count_first_roles(result: Result) -> str:
     n_without = roles_of_heads.count("")
     if n_without == len(roles_of_heads):
         return ""
-    # A role in no family, which a plugin brings, is named. Families come first among equal counts.
+    # A role in no family is named. Families come first among equal counts.
     families = {role: words for words, roles in _FAMILIES.items() for role in roles}
     counts = Counter(dict.fromkeys(_FAMILIES, 0))
     for roles in roles_of_heads:

@@ -46,7 +46,7 @@ MOST_COUNT = 4096
 """The most workers or threads; a larger number is taken for a typing mistake."""
 
 RUNS = 3
-"""How many workers may die over a block before it is given up."""
+"""How often a block is tried before it is given up, because its worker dies; and how many starts in a row may fail."""
 
 LOAD = None
 """What a worker gets in place of its first block: it loads what all blocks need."""
@@ -171,7 +171,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _open(self, function: Function) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
-        """Yield the most workers at a time, and a function that starts one."""
+        """Yield how many workers may run at a time, and a function that starts one."""
 
     def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome, None, None]:
         """Run a function over blocks, and yield each with its result as soon as it is done, in any order.
@@ -182,6 +182,7 @@ class Executor(ABC):
         Raises:
             AttnscopeError: The function raised it, or no worker could begin.
         """
+        # A task is the outcome of a block, which is filled in once it is done.
         unread = (Outcome(number, block) for number, block in enumerate(blocks))
         # Blocks that wait for a worker.
         waiting: list[Outcome] = []
@@ -195,7 +196,7 @@ class Executor(ABC):
         with self._open(function) as (n_workers, start):
             try:
                 while True:
-                    # Read a block for each worker that may be without one.
+                    # Read a block for each worker that may be without one: never more than `n_workers` at once.
                     waiting += islice(unread, max(0, n_workers - len(busy) - len(waiting)))
                     if not waiting and not busy:
                         return
@@ -209,7 +210,7 @@ class Executor(ABC):
                         started.append(worker)
                         loading[worker.run(LOAD)] = worker
                     ended = wait([*loading, *busy], return_when=FIRST_COMPLETED).done
-                    # Blocks that are done, or whose worker has died.
+                    # Blocks that are done, or whose worker has died. `lost` counts only if the block is given up.
                     for future in ended & busy.keys():
                         worker, task = busy.pop(future)
                         task.result, task.lost = _result_or_death(worker, future)
@@ -265,7 +266,7 @@ def _result_or_death(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
         return None, f"{reason}; tried {RUNS} times"
 
 
-def _environment(n_threads: int) -> dict[str, str]:
+def _thread_variables(n_threads: int) -> dict[str, str]:
     """Return the variables by which libraries learn, as they are loaded, how many threads they may use."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(n_threads))
 
@@ -353,7 +354,7 @@ def _safe_start(n_threads: int) -> Iterator[None]:
     main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        with block_interrupts(), safe_import_path(**_environment(n_threads)):
+        with block_interrupts(), safe_import_path(**_thread_variables(n_threads)):
             yield
     finally:
         sys.modules["__main__"] = main_module
@@ -415,7 +416,7 @@ class RayCluster(Executor):
             actor = ray.remote(
                 num_cpus=self.n_threads,
                 num_gpus=int(self.on_gpu),
-                runtime_env={"env_vars": _environment(self.n_threads)},
+                runtime_env={"env_vars": _thread_variables(self.n_threads)},
             )(_Server)
             # As an object of the cluster, the function is sent to each machine only once.
             function_ref = ray.put(pickle.dumps(function))

@@ -90,9 +90,10 @@ def prune(
     # Measure the change without the heads, and find their weights.
     loading = replace(loading, engine="hf")
     model = loading.load(source)
-    effect = ablate(model, texts, options, report)
+    ablation = ablate(model, texts, options, report)
+    # (kind, layer) -> the heads that are ablated there. The table has a row for each.
     heads: dict[Place, list[int]] = {}
-    table = effect.table("heads")
+    table = ablation.table("heads")
     for kind, (layer, head) in zip(table["kind"].tolist(), table.layer_heads, strict=True):
         heads.setdefault((kind, layer), []).append(head)
     assert model.head_slices is not None  # every model of the engine hf has it
@@ -107,10 +108,11 @@ def prune(
             shutil.copytree(source.folder, folder, ignore=ignored)
             _write_weights(files, folder, slices)
             difference = _compare(model, heads, loading.load(str(folder)))
-            note = f"set to zero: weights of {amount(len(table), 'head')}; outputs differ from the gated model's by "
-            notes = [*effect.run.get("notes", ()), f"{note}{difference:.1g}"]
-            effect = replace(effect, run={**effect.run, "notes": notes})
-            (folder / RECORD_FILE).write_text(effect.to_json() + "\n", "utf-8")
+            zeroed = f"set to zero: weights of {amount(len(table), 'head')}"
+            note = f"{zeroed}; outputs differ from the gated model's by {difference:.1g}"
+            notes = [*ablation.run.get("notes", ()), note]
+            ablation = replace(ablation, run={**ablation.run, "notes": notes})
+            (folder / RECORD_FILE).write_text(ablation.to_json() + "\n", "utf-8")
             folder.replace(out)
     # Of a full disk safetensors raises its own error.
     except (OSError, SafetensorError) as error:
@@ -118,7 +120,7 @@ def prune(
             f"cannot write {out}: {one_line(str(error))}",
             "choose another folder with --save, or make room",
         ) from None
-    return effect
+    return ablation
 
 
 def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[Slice]) -> None:
@@ -130,7 +132,7 @@ def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[Slice])
             stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
         tensors = dict(stored)
         for head_slice in slices:
-            # The values tell which weight it is, so look among the unchanged ones.
+            # A weight is found by its values, so look among the unchanged ones.
             key = _key_of(head_slice, stored)
             if key is not None:
                 missing.discard(head_slice.name)
@@ -148,7 +150,7 @@ def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[Slice])
 def _key_of(head_slice: Slice, tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name in a file of the weight that a slice is of; None = it is not there.
 
-    It is the name in the model, or that with another prefix.
+    The name in the model may have another prefix: encoder.layer.0… or bert.encoder.layer.0….
     """
     name = f".{head_slice.name}"
     weight = head_slice.weight
@@ -167,7 +169,8 @@ def _zero(weight: Tensor, head_slice: Slice) -> Tensor:
 
 def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model) -> float:
     """Return the largest relative difference of the written model from the gated one; refuse more than rounding."""
-    # Run both models on one example: the one with heads set to zero at the seam, the other without their weights.
+    # Run both models on one example: the one with the outputs of heads ("z") set to zero where attention is computed,
+    # the other without their weights. A decoder beside an encoder reads a target.
     target = None
     if "cross" in model.info.kinds and model.writer is not None:
         target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids)[None]

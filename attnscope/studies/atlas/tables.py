@@ -148,21 +148,22 @@ class KindTables:
         codes = _code_items(np.append(query_types, _ANY), np.append(key_types, _ANY))
         is_item = np.isin(codes, self._items)
         items = np.searchsorted(self._items, codes[is_item])
-        # Mark the type of each query, (query, query type + 1), and of each key, (key, key type). The last query type is
+        # Which query has which type, (query, query type + 1), and which key, (key, key type). The last query type is
         # _ANY; `_sum_layer` adds that of keys.
         any_query = np.ones((len(text), 1), np.bool_)
-        is_query = np.append(text.queries[:, None] == query_types, any_query, 1)
-        is_key = text.keys[:, None] == key_types
+        query_has_type = np.append(text.queries[:, None] == query_types, any_query, 1)
+        key_has_type = text.keys[:, None] == key_types
         # Add layer by layer; heads are numbered over all layers.
         first = 0
         for n_heads, tiles in zip(self.n_heads.values(), tiles_of_layers, strict=True):
             heads = slice(first, first + n_heads)
             first += n_heads
-            sums = self._sum_layer(heads, text, is_query, is_key, tiles)
+            sums = self._sum_layer(heads, text, query_has_type, key_has_type, tiles)
             # (row, query type + 1, key type + 1) -> (row, item)
             by_item = sums.double().flatten(1).numpy()[:, is_item]
             masses, even, (counts, least_shares) = np.split(by_item, [n_heads, 2 * n_heads])
-            # The lift is largest if every query that sees an item gives it all its attention.
+            # The lift, mass / even share, is largest if every query that sees an item gives it all its attention: then
+            # it is count / least even share.
             largest_lifts = np.zeros_like(counts)
             np.divide(counts, least_shares, out=largest_lifts, where=least_shares > 0)
             self._sums.add(heads, items, masses, even, counts, largest_lifts)
@@ -171,8 +172,8 @@ class KindTables:
         self,
         heads: slice,
         text: ReadText,
-        is_query: Flags,
-        is_key: Flags,
+        query_has_type: Flags,
+        key_has_type: Flags,
         tiles: Tiles,
     ) -> Tensor:
         """Add attention by offset to the profiles, and return the sums of a layer by the types of queries and keys.
@@ -180,21 +181,25 @@ class KindTables:
         Args:
             heads: The numbers of the layer's heads.
             text: The text.
-            is_query: The type of each query, (query, query type + 1); the last stands for any token.
-            is_key: The type of each key, (key, key type).
+            query_has_type: Which query has which type, (query, query type + 1); the last stands for any token.
+            key_has_type: Which key has which type, (key, key type).
             tiles: The attention of the layer.
 
         Returns:
             Sums over queries, (2 head + 2, query type + 1, key type + 1). The last type of key stands for all keys
-            outside sinks. The rows are: the weight that each head gives; for each head, the even share that lifts are
-            relative to; how many queries see such keys; and the even share in the largest lift that is possible.
+            outside sinks. With n heads, the rows are:
+
+            - 0 to n - 1: the weight that each head gives;
+            - n to 2n - 1: each head's even share, to which lifts are relative;
+            - 2n: how many queries see such keys;
+            - 2n + 1: the least even share that any head can have there.
         """
-        query_types = torch.from_numpy(is_query).float()
-        key_types = torch.from_numpy(is_key).float()
+        query_one_hot = torch.from_numpy(query_has_type).float()
+        key_one_hot = torch.from_numpy(key_has_type).float()
         outside = torch.from_numpy(text.outside_sinks)
         # Adding to it gives it its shape.
         sums = torch.zeros(1)
-        # A query gives keys outside sinks the smallest even share if it sees all sinks and one other token.
+        # Uniform attention puts the smallest mass outside sinks where a query sees all sinks and one other token.
         least_even = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
             # The rows of all heads, then uniform attention, (head + 1, query, key); 0 for queries that do not count.
@@ -205,21 +210,21 @@ class KindTables:
             self._profiles[0, heads] += masses[:-1]
             self._profiles[1, heads] += masses[-1]
             self._n_queries[heads] += int(is_counted.sum())
-            # All keys outside sinks, (2 head + 2, query): their even share is that of uniform attention.
+            # All keys outside sinks, (2 head + 2, query): the even share of each head is that of uniform attention.
             outside_masses = rows @ outside.float()
             head_masses = outside_masses[:-1]
             even = outside_masses[-1:]
             sees = (even > 0).float()
             on_all_keys = torch.cat([head_masses, even.expand_as(head_masses), sees, least_even * sees])
             # Each type of key, (2 head + 2, query, key type): a head's even share is its mass outside sinks, spread
-            # evenly over the keys there.
-            shares = even_weights(allowed & outside) * is_counted[:, None] @ key_types
+            # evenly over the keys there. The share of a type in these keys, (query, key type):
+            shares = (even_weights(allowed & outside) * is_counted[:, None]) @ key_one_hot
             even_shares = head_masses[..., None] * shares
             sees_type = (shares > 0).float()
-            on_types = torch.cat([rows[:-1] @ key_types, even_shares, sees_type[None], shares[None]])
+            on_types = torch.cat([rows[:-1] @ key_one_hot, even_shares, sees_type[None], shares[None]])
             # Add up the queries of each type.
             on_keys = torch.cat([on_types, on_all_keys[..., None]], -1)
-            sums = sums + query_types[queries].T @ on_keys
+            sums = sums + query_one_hot[queries].T @ on_keys
         return sums
 
     def compare(self, rows: Tensor) -> None:
@@ -302,6 +307,9 @@ def choose_items(lifts: Lifts, *, above_even: bool, least_texts: int) -> list[in
 
 
 def _round(values: Floats) -> Floats:
-    """Round to five digits, and to 1e-9, so that how texts are batched does not decide between equal items."""
+    """Round to five significant digits, in steps of 1e-9 at least.
+
+    So equal items stay equal, however texts are batched.
+    """
     unit = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-5))) - 4)
     return np.rint(values / unit) * unit

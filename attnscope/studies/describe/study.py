@@ -20,7 +20,7 @@ from attnscope.core import descriptions, directions
 from attnscope.core.descriptions import Description, row_losses, score, score_of_texts
 from attnscope.core.sampled_rows import Floats, Rows
 from attnscope.models.model import Model
-from attnscope.questions.head_lines import EVEN
+from attnscope.questions.head_lines import EVEN_NATS
 from attnscope.questions.heads import DESCRIPTION, Heads
 from attnscope.report.numbers import percent
 from attnscope.results.table import Estimate, Table
@@ -277,7 +277,7 @@ def _describe_head(fit: Fitted, sample: Sequence[Unit], kinds: Kinds, head: int)
         "whole_nats": whole.nats,
     }
     # Nothing can be described in uniform attention, and no share of it explained.
-    if whole.nats < EVEN:
+    if whole.nats < EVEN_NATS:
         return {**line, "description": "spreads evenly", "nats": whole.nats}
 
     # The terms off the sinks, and their score.
@@ -331,7 +331,7 @@ def _first_term(description: Description, name: Callable[[int], str]) -> str:
 
 def _describe_attending(nats: float, explained: float, summary: str) -> str:
     """Return the part of a line about attention off the sinks."""
-    if nats < EVEN:
+    if nats < EVEN_NATS:
         return "all other tokens evenly"
     if not summary:
         return "undescribed"

@@ -1,7 +1,8 @@
 """Read pairs of texts for a model: their tokens, where the answer is predicted, and its id; and put them into batches.
 
-An answer is a token of the vocabulary or a class, and its id the index of its logit. `study` patches the batches, and
-`studies.maps.derived` reads a single target.
+A pair is a clean text and a corrupt one, whose answers differ: activation patching carries values from one to the
+other. An answer is a token of the vocabulary or a class, and its id the index of its logit. `study` patches the
+batches, and `studies.maps.derived` reads a single target.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ class ReadPair(NamedTuple):
         clean: The tokens of the clean text.
         corrupt: The tokens of the corrupt text.
         position: The token whose logits have the answers; 0 for a classifier of texts, which has one row of logits.
-        right: The ids of the right answers.
+        right: The ids of the right answers. In `pair` they are texts.
         wrong: The ids of the wrong answers.
     """
 
@@ -69,9 +70,10 @@ def read_pairs(
         try:
             read_pair = reader.read(pair)
             # Refuse a pair with the tokens of an earlier one: their texts may differ in case or blanks alone.
-            first = first_with_ids.setdefault(read_pair.ids, pair)
-            if first is not pair:
-                raise AttnscopeError(f"it has the tokens of pair {first.line}, which counts once")
+            if read_pair.ids in first_with_ids:
+                line = first_with_ids[read_pair.ids].line
+                raise AttnscopeError(f"it has the tokens of pair {line}, which counts once")
+            first_with_ids[read_pair.ids] = pair
             read.append(read_pair)
         except AttnscopeError as error:
             problems.append(Problem(pair.source, pair.line, error.message))
@@ -96,7 +98,7 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
         raise AttnscopeError(
             f"{model.info.name} gives each token a class", "name a model with one class per text"
         )
-    # A classifier has one row of logits. A label that is itself a number names its class.
+    # A classifier has one row of logits. A number is that of a class, unless a label is spelled like it.
     if model.labels:
         class_numbers = list(map(str, range(len(model.labels))))
         if target in class_numbers and target not in model.labels:
@@ -125,7 +127,7 @@ class _Reader:
             )
         self._model = model
         self._tokenizer = model.tokenizer
-        # The ids of tokens that stand for text; empty without a vocabulary.
+        # The ids of tokens that stand for text; empty without a vocabulary: then any token may.
         self._ordinary = frozenset(self._tokenizer.ordinary_ids())
         self._right_class = None if answer is None else model.label_number(answer)
 
@@ -144,7 +146,7 @@ class _Reader:
         if np.array_equal(clean.ids, corrupt.ids):
             raise AttnscopeError("its texts have the same tokens")
         # Both texts must predict the answer at the same token. A classifier of tokens is asked for the class of the
-        # first token that differs; one of texts has one row of logits.
+        # first token that differs. A classifier of texts has one row of logits: row 0.
         position = 0
         if self._model.loss == "token_class":
             position = int((clean.ids != corrupt.ids).argmax())
@@ -167,6 +169,7 @@ class _Reader:
 
     def _require_known(self, ids: list[int]) -> None:
         """Refuse tokens that the model has no embedding for."""
+        # Embedding an id beyond the table raises an AttnscopeError.
         batch = torch.tensor([ids], device=self._model.info.device)
         self._model.static_embeddings(batch)
 
@@ -209,13 +212,13 @@ class _Reader:
         answer_position = position + 1
         # A masked model predicts the answer in the place of the mask, between the texts on both sides of it.
         if self._model.loss == "masked":
-            first, last = tokens.offsets[position].tolist()
-            if first < 0:
+            start, stop = tokens.offsets[position].tolist()
+            if start < 0:
                 raise AttnscopeError(
                     "its mask cannot be found in the text: give numbers of tokens as answers"
                 )
-            before = text[:first]
-            after = text[last:]
+            before = text[:start]
+            after = text[stop:]
             answer_position = position
             del other_ids[position]
         # Accept the first spelling that adds exactly one ordinary token, and changes no other.
@@ -269,8 +272,8 @@ class PairBatch:
         self.numbers = np.array(numbers)
         self.clean = batch_of([pair.clean for pair in pairs]).to(device)
         self.corrupt = batch_of([pair.corrupt for pair in pairs]).to(device)
-        # A model that continues texts computes logits from the token on that predicts the answer: the first row of
-        # logits. Other models compute them at all tokens.
+        # A model that continues texts computes logits only from the position of the answer on, so it is in row 0.
+        # Other models compute logits at all tokens.
         self.last: int | None = None
         self._logit_row = pairs[0].position
         if model.loss == "causal":
@@ -302,10 +305,11 @@ class PairBatch:
             logits: (run * pair, token, vocabulary): one or several runs of the pairs, at the `last` tokens. The last
                 axis may also be (answer,), the logits of `answer_ids` alone.
         """
-        # (run * pair, vocabulary) -> (run, pair, answer)
+        # (run * pair, vocabulary) -> (run * pair, answer), unless these alone were computed.
         answer_logits = logits[:, self._logit_row]
         if answer_logits.shape[1] != len(self.answer_ids):
             answer_logits = answer_logits[:, self.answer_ids]
+        # (run, pair, answer)
         precision = torch.promote_types(logits.dtype, torch.float32)
         answer_logits = answer_logits.to(precision).view(-1, *self._right.shape)
         # The answers of other pairs count nothing.

@@ -70,7 +70,8 @@ class HuggingFaceWriter:
             settings: What replaces the model's own settings of `generate`, such as `suppress_tokens`.
         """
         self._require_head()
-        # Silence comes before the model's turn, as in a load: else two threads could wait for each other.
+        # First the lock that silences transformers, then that of the model, as in a load: in another order two threads
+        # could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
             result = self._network.generate(
                 **arguments, do_sample=False, num_beams=1, max_new_tokens=n, **settings
@@ -102,8 +103,8 @@ class HuggingFaceWriter:
         forced.
         """
         self._require_head()
-        # The encoder runs once; its states serve every step of the decoder.
         prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
+        # The encoder runs once; its states serve every step of the decoder.
         features = heard.inputs["input_features"].to(self._model.device)
         with use_attention(self._base, None), torch.no_grad():
             states = self._network.get_encoder()(features)
