@@ -182,8 +182,8 @@ def share_p_above(sample: Sample, threshold: Numbers, **options: Numbers) -> Flo
 
 def independent_units(
     sample: Sample,
-    dependence: Numbers = DEPENDENCE,
-    units: Numbers = 1.0,
+    dependence: Numbers,
+    units: Numbers,
 ) -> Floats:
     """Return the effective number of independent units, by which unseen texts are bounded; NaN without a text.
 

@@ -20,7 +20,7 @@ from attnscope.core.intervals import END, Floats, skewed_interval, unseen_share
 def offset_masses(
     weights: Float[Tensor, "head query key"],
     furthest: int,
-    first: int = 0,
+    first: int,
 ) -> Float[Tensor, "head {2*furthest+3}"]:
     """Sum attention over queries by its offset: how many tokens the key is behind (-) or ahead (+) of the query.
 

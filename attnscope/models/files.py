@@ -108,7 +108,7 @@ def holds_gguf(folder: Path) -> bool:
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
-def require_model(folder: Path, allow_pickle: bool, config_only: bool = False) -> None:
+def require_model(folder: Path, allow_pickle: bool, config_only: bool) -> None:
     """Refuse a folder without config.json, or without weights unless `config_only`, by an AttnscopeError."""
     if holds_gguf(folder):
         return

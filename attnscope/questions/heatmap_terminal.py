@@ -75,9 +75,9 @@ def show(
         record: Of text, a long text pooled, pictures or sound.
         console: Tells the width, and whether there are colours (NO_COLOR is respected).
         drawn: Whether maps and tables are shown. Else only the table of the query is, and without a query nothing.
-        query: Names the tokens whose attention is shown.
-        answered: Whether the strongest links, in at most six lines, are shown in place of all else; not if `drawn`.
-        scale: The scale of the figures, see `Style`; None = as is usual for the record.
+        query: Names the tokens whose attention is shown. A pooled record has no rows of tokens, and is shown whole.
+        answered: Whether the strongest links are listed, one a line, in place of all else; not if `drawn`.
+        scale: The scale of the figures, as `--scale` names it; None = as is usual for the record.
     """
     if answered and not drawn:
         return _answer(record, console, query, scale or record.usual_scale)
@@ -252,7 +252,7 @@ def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: fl
 
     They are at most `most`, whose numbers are at least `least`, with `gap` between them.
     """
-    # Two decimals of a number below `least` = 0.005 would be 0.00.
+    # Without a least, numbers may be too small for two decimals.
     digits = ".2f" if least else ".3g"
     largest = [key for key in largest_first(row, most) if row[key] >= least]
     return list_numbers(((safe(tokens.labels[key]), f"{row[key]:{digits}}") for key in largest), gap)
@@ -487,7 +487,7 @@ def _origins(
     A row is (name, layer, token); `row_title` stands over the names.
     """
     attention = rollout.maps[0]
-    # Shares of many patches are small, so over a picture all are named.
+    # Shares of many patches are small, so over a picture none is too small to be named.
     least = LEAST_LINK if rollout.picture is None else 0.0
 
     def name_origins(head: int, row: tuple[str, int, int]) -> Text:

@@ -25,7 +25,7 @@ from attnscope.core.attention.seam import (
 )
 
 
-def keep_calls(layers: Sequence[int] | None = None) -> HeadReader[AttentionCall]:
+def keep_calls(layers: Sequence[int] | None) -> HeadReader[AttentionCall]:
     """Return a probe that keeps each call, detached and with values of width 0: memory is linear in queries and keys.
 
     `layers` are counted within their kind from 0; None = all.

@@ -335,7 +335,7 @@ def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
 
 def select_rows(
     call: AttentionCall,
-    texts: slice = slice(None),
+    texts: slice,
     queries: Int[Tensor, " query"] | None = None,
 ) -> AttentionCall:
     """Return the rows of some texts and queries as an attention of their own; its mask holds causality and window.

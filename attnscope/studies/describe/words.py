@@ -66,8 +66,8 @@ LEAST_SHARE = 0.02
 """A kind is named if it gets at least this share of attention, or would get it by the other terms."""
 
 LEAST_DISTANCE_LIFT = 1.2
-"""A distance is named if its lift is at least this; and of the nearer and the farther half of the distances that are
-named, the one whose lift is this many times the other's is said to come first."""
+"""Distances are named outwards from the query while their lift is at least this; else the one with the largest lift. Of
+their two halves, the one whose lift is this many times the other's is said to come first."""
 
 LEAST_PEAK_LIFT = 1.5
 """One of the named distances is named as the peak if its lift is this many times the next one's. The query itself is
@@ -80,7 +80,7 @@ LEAST_NATS = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
 """A group of terms has no phrase if its nats are less than this share of those of the strongest group."""
 
 MOST_ATTENTION = 0.7
-"""If the distances that are named get this share of attention, nothing is said of the other distances."""
+"""If the distances that are named get this share of attention, no side of the query is said to be avoided."""
 
 _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
 _SHORT = {"name": "names", "punctuation": "other punctuation"}
@@ -353,7 +353,7 @@ class HeadWords:
         rows = self.rows
         excess = (self.attention - self.expected(scores)) * len(rows.texts)
         codes = rows.spread(rows.query_types.astype(np.int64)) * len(self._labels) + rows.key_types
-        # Take the entries with the largest excess; the partition spares sorting all of them.
+        # Take the entries with the largest excess, of equal ones the first; the partition spares sorting all of them.
         candidates = np.arange(len(excess))
         if len(excess) > _STRONG_ENTRIES:
             least = np.partition(excess, -_STRONG_ENTRIES)[-_STRONG_ENTRIES]
@@ -361,7 +361,7 @@ class HeadWords:
         order = np.argsort(-excess[candidates], kind="stable")
         entries = candidates[order][:_STRONG_ENTRIES]
         pairs, pair_of_entry = np.unique(codes[entries], return_inverse=True)
-        # Rank pairs by their shrunk mean: a sum would favour frequent tokens, and a plain mean rare ones.
+        # Rank pairs by their shrunk mean over these entries: a sum would favour frequent tokens, a mean rare ones.
         counts = np.bincount(pair_of_entry) + _ADDED_OCCURRENCES
         means = np.bincount(pair_of_entry, excess[entries]) / counts
         names: list[str] = []

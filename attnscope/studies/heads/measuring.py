@@ -315,7 +315,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         if not is_whole.any():
             return
 
-        # Add the measures of the others, unit by unit. All texts weigh the same: a query of a longer one counts less.
+        # Add the measures of the others, unit by unit.
         weights = np.array([1 / chunk.n_queries for chunk in batch])
         is_added = is_whole.repeat(n_units)
         for kind, by_layer in result.sums.items():
@@ -347,7 +347,7 @@ class HeadMeasurer(Measurer[HeadSums]):
                     tally.text_weights.add(weights[row], 1.0)
 
     def finish(self, part: HeadSums) -> HeadSums:
-        """Return the sums of a block; without any text that was read to its end, they lose what single chunks added."""
+        """Return the sums of a block; without any text that was read to its end, they lose the tallies of chunks."""
         return part if part.n_texts else replace(part, tallies={}, n_tokens=0)
 
     def measure(self, batch: Sequence[Chunk]) -> BatchResult:
@@ -494,7 +494,7 @@ def _punctuation(tokens: Tokens) -> Flags:
 
 
 def decoder_start(model: Model) -> Tokens | None:
-    """Return the start token of the decoder of an encoder-decoder, as a text of one token; None for other models."""
+    """Return the start token of the decoder of an encoder-decoder, as a text of one token; None where none writes."""
     if len(model.info.kinds) == 1 or model.writer is None:
         return None
     # It is the first token of any target.

@@ -512,8 +512,8 @@ def _why_no_shares(total: Floats) -> str:
     )
 
 
-def _largest(values: Floats, n: int | None) -> list[int]:
-    """Return the columns, ascending, with the n largest absolute means over pairs, (pair, unit); None = all."""
+def _largest(values: Floats, n: int) -> list[int]:
+    """Return the columns, ascending, with the n largest absolute means over pairs of values, (pair, unit)."""
     # NumPy's sorting puts NaN last: units that were not tried are chosen last.
     order = np.argsort(-np.abs(values.mean(0)), kind="stable")
     return sorted(order[:n].tolist())
