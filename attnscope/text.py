@@ -1,6 +1,6 @@
 """Read text, and turn tokenizer output into tokens with labels, words and offsets.
 
-It knows no model and no tokenizer library, so that it loads at once.
+It loads no model and no tokenizer library, so that it loads at once.
 """
 
 import contextlib
@@ -11,12 +11,15 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.results.tokens import Tokens
+
+if TYPE_CHECKING:
+    import tokenizers
 
 Style = Literal["auto", "plain", "bytes", "sentencepiece"]
 """How a tokenizer writes pieces: as text (WordPiece), bytes in GPT-2's alphabet (`Ġthe`), or with `▁` for a space."""
@@ -99,6 +102,36 @@ def build_tokens(
         segments=np.asarray(segments, np.int32),
         pair=pair,
         n_given=n,
+    )
+
+
+def tokens_of_encoding(
+    encoding: "tokenizers.Encoding",
+    text: str,
+    pair: str | None,
+    style: Style,
+    special: Sequence[bool] | None = None,
+) -> Tokens:
+    """Return an encoding of the tokenizers library as Tokens.
+
+    Args:
+        encoding: The encoding of a text, or of a pair of texts.
+        text: The text.
+        pair: The second text; None = there is none.
+        style: How the tokenizer writes its pieces, such as "bytes".
+        special: Which tokens are special, (token,); None = those that the encoding marks so.
+    """
+    if special is None:
+        special = list(map(bool, encoding.special_tokens_mask))
+    return build_tokens(
+        text,
+        ids=encoding.ids,
+        pieces=encoding.tokens,
+        offsets=encoding.offsets,
+        special=special,
+        segments=segments_of(encoding.sequence_ids),
+        pair=pair,
+        style=style,
     )
 
 

@@ -1,9 +1,14 @@
-"""The facts of a loaded model, how commands list them, and refusals of inputs that it cannot read."""
+"""The facts of a loaded model: how commands list them, and what results keep. Refuse inputs that it cannot read."""
 
+import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, amount
+from attnscope.version import VERSION
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +24,26 @@ _ENGINES = {
     "numpy": "attnscope's own, without torch",
 }
 """Name of an engine -> what it is called in the list of a model's facts."""
+
+
+_UNUSED_BY_NUMPY = ("torch", "transformers")
+"""Libraries that the engine "numpy" does without."""
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+"""The libraries whose versions numbers depend on."""
+
+_FACTS = (
+    "source",
+    "sha256",
+    "architecture",
+    "engine",
+    "road",
+    "dtype",
+    "device",
+    "checked",
+    "n_parameters",
+)
+"""The facts of a model that a record keeps beside its name, see `ModelInfo.as_json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +177,35 @@ class ModelInfo:
             ("sha256", self.sha256 or "-"),
         ]
         return [(name, value) for name, value in rows if value]
+
+
+def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the `run` of a record, as plain JSON values.
+
+    Its notes are those of the model, then `notes`. Its seed is None: a study that draws at random sets it.
+    """
+    facts = info.as_json()
+    run = {"model": info.name} | {name: facts[name] for name in _FACTS}
+    # These fields have one number for each kind of attention.
+    for name in ("n_layers", "n_heads", "n_kv_heads"):
+        run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))
+    used_versions = versions()
+    if info.engine == "numpy":
+        used_versions = {
+            name: number for name, number in used_versions.items() if name not in _UNUSED_BY_NUMPY
+        }
+    run |= {"seed": None, "versions": used_versions, "notes": [*info.notes, *notes]}
+    # Only records of adapted models name an adapter.
+    if info.adapter:
+        run |= {"adapter": info.adapter, "adapter_sha256": info.adapter_sha256}
+    return run
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions that numbers depend on, by name: attnscope's, Python's and those of `_LIBRARIES`."""
+    own = {"attnscope": VERSION, "python": platform.python_version()}
+    return own | {name: version(name) for name in _LIBRARIES}
 
 
 def require_seam(info: ModelInfo, hidden: str) -> None:

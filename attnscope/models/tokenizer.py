@@ -1,6 +1,5 @@
 """Read tokenizer.json by the tokenizers library alone, so that texts are tokenised before torch is loaded."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from tokenizers import normalizers
 from attnscope.errors import AttnscopeError, as_failure, parse_json
 from attnscope.models.model import Tokenizer
 from attnscope.results.tokens import Tokens
-from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
+from attnscope.text import Style, require_tokenizable, tokens_of_encoding
 
 
 def why_not_fast(folder: Path) -> str | None:
@@ -77,36 +76,6 @@ class FastTokenizer(Tokenizer):
         with as_failure("the tokenizer cannot read this text", "give another text"):
             encoding = self.backend.encode(text, pair)
         return tokens_of_encoding(encoding, text, pair, self._style)
-
-
-def tokens_of_encoding(
-    encoding: tokenizers.Encoding,
-    text: str,
-    pair: str | None,
-    style: Style,
-    special: Sequence[bool] | None = None,
-) -> Tokens:
-    """Return an encoding of the tokenizers library as Tokens.
-
-    Args:
-        encoding: The encoding of a text, or of a pair of texts.
-        text: The text.
-        pair: The second text; None = there is none.
-        style: How the tokenizer writes its pieces, as `style_of` says it.
-        special: Which tokens are special, (token,); None = those that the encoding marks so.
-    """
-    if special is None:
-        special = list(map(bool, encoding.special_tokens_mask))
-    return build_tokens(
-        text,
-        ids=encoding.ids,
-        pieces=encoding.tokens,
-        offsets=encoding.offsets,
-        special=special,
-        segments=segments_of(encoding.sequence_ids),
-        pair=pair,
-        style=style,
-    )
 
 
 def style_of(backend: tokenizers.Tokenizer) -> Style:

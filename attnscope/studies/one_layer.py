@@ -15,10 +15,10 @@ from attnscope.choice import Choice
 from attnscope.core import example
 from attnscope.core.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.info import run_of, versions
 from attnscope.models.model import Batch, Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import refusal
-from attnscope.studies.inputs.provenance import run_of, run_of_example
 from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.text import build_tokens, word_spans
 
@@ -174,3 +174,17 @@ def array_of(tensor: Tensor | None) -> Any:
         return None
     values = tensor.detach().cpu()
     return values.double().numpy() if values.is_floating_point() else values.numpy()
+
+
+def run_of_example() -> dict[str, Any]:
+    """Return the `run` of a record of the worked example, which has no model."""
+    return {
+        "model": "worked example",
+        "engine": "native",
+        "dtype": "float64",
+        "device": "cpu",
+        "sha256": "",
+        "seed": None,
+        "versions": {name: versions()[name] for name in ("attnscope", "python", "numpy")},
+        "notes": [],
+    }

@@ -18,10 +18,9 @@ from typing import Any, Generic, Self, TypeVar
 from attnscope.corpus import Copies, Problem, blocks, distinct
 from attnscope.errors import AttnscopeError, amount, is_out_of_memory
 from attnscope.host import delay_interrupts
-from attnscope.models.info import ModelInfo
+from attnscope.models.info import ModelInfo, run_of
 from attnscope.models.model import MixedLengthsError, Model, Tokenizer
 from attnscope.studies.failures import LeftOut, Place, failure
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
     Report,

@@ -26,6 +26,7 @@ from attnscope.core.weights import (
     sender_factors,
     singular_directions,
 )
+from attnscope.models.info import run_of
 from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.stream import Stream, stream_of
 from attnscope.models.model import Batch, Model
@@ -38,7 +39,6 @@ from attnscope.questions.weights import (
     WeightsOptions,
 )
 from attnscope.results.table import Table
-from attnscope.studies.inputs.provenance import run_of
 
 N_TEXTS = 64
 """How many texts tell what positions alone do. Each repeats one token."""

@@ -32,8 +32,8 @@ from attnscope.errors import AttnscopeError, UsageError, amount, first_line, req
 from attnscope.host import block_interrupts, safe_import_path, tame_matplotlib
 from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.files import HASHES
+from attnscope.models.info import versions
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.provenance import versions
 
 if TYPE_CHECKING:
     from attnscope.models import Model

@@ -10,11 +10,6 @@ WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices without float64. Sums over texts and tokens on them are float32, and float64 once on the CPU."""
 
 
-def without_autocast(device: torch.device | str) -> torch.autocast:
-    """Switch the caller's autocast off within a `with` block, because it would compute in another precision."""
-    return torch.autocast(torch.device(device).type, enabled=False)
-
-
 def has_float64(device: torch.device | str) -> bool:
     """Return whether a device computes in float64."""
     return torch.device(device).type not in WITHOUT_FLOAT64

@@ -25,8 +25,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnscope.core.attention.precision import without_autocast
-
 Kind = Literal["encoder", "decoder", "cross"]
 """Whose attention it is: an encoder's own, a decoder's own, or a decoder's on the encoder."""
 
@@ -261,7 +259,7 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
     batch, n_heads, n_queries, _ = call.query.shape
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     mask, empty = _allowed_without_empty_rows(call)
-    with without_autocast(call.query.device):
+    with torch.autocast(call.query.device.type, enabled=False):
         # Scaled dot products, (batch, n_heads, query, key).
         queries = _per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads)
         scores = queries @ call.key.to(dtype).mT
@@ -295,7 +293,7 @@ def attend_with_weights(
     """
     weights = attention_weights(call)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
-    with without_autocast(call.query.device):
+    with torch.autocast(call.query.device.type, enabled=False):
         output = times_values(dropped, call.value.to(weights.dtype))
     return output.to(call.value.dtype), weights
 

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.seam import AttentionCall, attend, mask_within_reach, times_values
 
 TILE_ELEMENTS = 1_600_000
@@ -277,7 +276,7 @@ def tiles(
     bias = None
     if call.bias is not None:
         bias = call.bias.expand(batch, -1, all_queries, call.key.shape[2])
-    with without_autocast(device):
+    with torch.autocast(device.type, enabled=False):
         keys = call.key.to(dtype)
         for block in blocks:
             n_texts, n_queries, n_keys = block.shape

@@ -51,13 +51,12 @@ from attnscope.models.hf.examples import (
     LENGTHS,
     OWN_INPUTS,
     Inputs,
-    count_tokens,
     examples,
     length_beyond,
     reaches,
     real_tokens,
 )
-from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
+from attnscope.models.hf.parts import count_tokens, hidden_states, max_tokens, standing_arguments
 from attnscope.models.hf.seam import Seen, perform, rehearse
 from attnscope.models.hf.survey import Survey, Unclear, hides_later, read_survey
 
@@ -199,13 +198,12 @@ def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
     )
 
 
-def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]) -> None:
-    """Compare with eager once more where a text is longer than a reach that no comparison tried yet.
+def check_beyond(model: PreTrainedModel, survey: Survey, n_tokens: int) -> None:
+    """Compare with eager once more, because a text of n_tokens is longer than a reach that no comparison tried yet.
 
     If the model passes, the reach is dropped from `survey.reaches`. If it fails, that raises, and the next text beyond
     it is compared again. Reaches whose comparison does not fit in memory are dropped untried.
     """
-    n_tokens = count_tokens(inputs)
     # The longest text whose scores of one layer, which eager attention holds, fit in memory.
     longest = math.sqrt(_EAGER_BYTES / (12 * max(1, *survey.n_heads.values())))
     lengths = [length_beyond(reach) for reach in survey.reaches if reach < n_tokens]

@@ -259,12 +259,6 @@ def reaches(config: Any) -> list[int]:
     return sorted(lengths)
 
 
-def count_tokens(inputs: Mapping[str, Any]) -> int:
-    """Return how many tokens the longest text among a forward's arguments has; 0 without a text."""
-    names = ("input_ids", "decoder_input_ids")
-    return max((inputs[name].shape[1] for name in names if name in inputs), default=0)
-
-
 def length_beyond(reach: int) -> int:
     """Return a text length at which a window of `reach` tokens hides keys, and a block of it stays partly filled."""
     # Add half a window, so that many queries are affected, and 1: the sum is odd for windows of 4, 8, 12 … tokens.

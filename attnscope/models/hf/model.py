@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread, name_dtype
 from attnscope.models.hf.check import check_beyond, require_equal, survey_attention, takes_light_masks
 from attnscope.models.hf.eager import run_for_weights, tolerance
-from attnscope.models.hf.examples import count_tokens, examples, mixes_lengths
+from attnscope.models.hf.examples import examples, mixes_lengths
 from attnscope.models.hf.heads import (
     CLASS_LOSSES,
     describe_head,
@@ -34,6 +34,7 @@ from attnscope.models.hf.parts import (
     Adapter,
     accepts,
     causal_types,
+    count_tokens,
     hidden_states,
     in_one_line,
     input_name,
@@ -59,8 +60,7 @@ from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_known_ids, require_length, require_seam
 from attnscope.models.inside.tape import Rerun, blocks_of
-from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Slice
-from attnscope.models.turns import take_turn
+from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Slice, take_turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -427,7 +427,9 @@ class HuggingFaceModel(Model):
                     "factors, or on the kind of attention",
                     "run short and long texts in separate batches",
                 )
-        check_beyond(self.base, self.survey, inputs)
+        n_tokens = count_tokens(inputs)
+        if any(reach < n_tokens for reach in self.survey.reaches):
+            check_beyond(self.base, self.survey, n_tokens)
         inputs = {**standing_arguments(self.base), **self.survey.extras, **inputs}
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 

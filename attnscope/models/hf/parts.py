@@ -11,7 +11,7 @@ import logging
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,12 @@ def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """Return the arguments that every forward pass gets: no cache of keys and values, and outputs by name."""
     wanted = {"use_cache": False, "return_dict": True}
     return {name: value for name, value in wanted.items() if accepts(model, name)}
+
+
+def count_tokens(inputs: Mapping[str, Any]) -> int:
+    """Return how many tokens the longest text among a forward's arguments has; 0 without a text."""
+    names = ("input_ids", "decoder_input_ids")
+    return max((inputs[name].shape[1] for name in names if name in inputs), default=0)
 
 
 def main_input(model: PreTrainedModel) -> str:

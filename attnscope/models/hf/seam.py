@@ -37,13 +37,12 @@ from transformers.masking_utils import (
     sliding_window_overlay,
 )
 
-from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.parts import parts_of_config
-from attnscope.models.turns import take_turn
+from attnscope.models.model import take_turn
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
@@ -449,7 +448,8 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
     configs = parts_of_config(
         *(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
     )
-    with take_turn([model]), without_autocast(device_of(model)), restore_state(model, configs):
+    no_autocast = torch.autocast(device_of(model).type, enabled=False)
+    with take_turn([model]), no_autocast, restore_state(model, configs):
         # Torch refuses to set requires_grad of tensors made in inference mode, which never learn.
         learning = [
             parameter

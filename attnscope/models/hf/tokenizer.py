@@ -10,9 +10,9 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.model import Tokenizer
-from attnscope.models.tokenizer import style_of, tokens_of_encoding
+from attnscope.models.tokenizer import style_of
 from attnscope.results.tokens import Tokens
-from attnscope.text import Style, build_tokens, require_tokenizable
+from attnscope.text import Style, build_tokens, require_tokenizable, tokens_of_encoding
 
 Spans = list[tuple[int, int]]
 """The (start, end) of each token in a text, in characters; (0, 0) = it stands for no character."""

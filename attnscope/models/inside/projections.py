@@ -13,8 +13,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_seam
-from attnscope.models.model import Batch, Model
-from attnscope.models.turns import take_turn
+from attnscope.models.model import Batch, Model, take_turn
 
 Inputs = tuple[Any, ...]
 """The inputs of a module by position, as torch's hooks get them."""

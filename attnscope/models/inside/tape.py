@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, finite_texts
-from attnscope.models.turns import take_turn
+from attnscope.models.model import take_turn
 
 if TYPE_CHECKING:
     from attnscope.models.model import Batch, Outputs
@@ -143,7 +143,7 @@ class Rerun:
 class Tape:
     """The recorded outputs of blocks in one forward pass, in the order of their calls.
 
-    While a thread records or plays, it has its turn with the model (see models.turns), and the blocks' own forwards are
+    While a thread records or plays, it has its turn with the model (see `take_turn`), and the blocks' own forwards are
     replaced. Calls of the blocks from other threads run unchanged.
 
     Args:

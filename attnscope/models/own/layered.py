@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from attnscope.models.info import ModelInfo, require_known_ids, require_length
-from attnscope.models.model import Batch, Model, Tokenizer
-from attnscope.models.turns import share_lock, take_turn
+from attnscope.models.model import Batch, Model, Tokenizer, share_lock, take_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,9 +62,10 @@ class LayeredModel(Model):
     @contextmanager
     def _forward_pass(self) -> "Iterator[None]":
         """Take this thread's turn with the model until the context ends, and keep autocast out of it."""
-        from attnscope.core.attention.precision import without_autocast
+        import torch
 
-        with take_turn([self._network]), without_autocast(self.info.device):
+        no_autocast = torch.autocast(torch.device(self.info.device).type, enabled=False)
+        with take_turn([self._network]), no_autocast:
             yield
 
     def modules(self) -> "list[nn.Module]":

@@ -25,6 +25,7 @@ from attnscope.errors import AttnscopeError, parse_json
 from attnscope.host import physical_bytes
 from attnscope.models.catalog import verify
 from attnscope.models.files import HASHES, file_sha256
+from attnscope.models.info import versions
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.pages.gallery import page
@@ -43,7 +44,6 @@ from attnscope.results.storage import (
 from attnscope.studies.batch.options import BatchOptions
 from attnscope.studies.failures import failure
 from attnscope.studies.inputs.options import SharedWork
-from attnscope.studies.inputs.provenance import versions
 from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.studies.inputs.texts import Progress, Report, share_read, texts_of
 from attnscope.studies.maps.running import outline, run_model

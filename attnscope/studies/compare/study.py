@@ -31,13 +31,13 @@ from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, CorpusText, bloc
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
+from attnscope.models.info import run_of
 from attnscope.models.model import Batch, Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.map_changes import renormalise
 from attnscope.results.table import HEADS, Table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.failures import Place
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import AnyTexts, Report, batch_of, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run
 from attnscope.studies.seen import count_heads, keep_attention

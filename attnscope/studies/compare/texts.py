@@ -14,6 +14,7 @@ from attnscope.core.distance import Floats, Measure, divergence_sums, row_diverg
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.info import run_of
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.heatmap import AttentionMap
@@ -22,7 +23,6 @@ from attnscope.results.table import Table, number
 from attnscope.results.tokens import Tokens, tokens_table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import Head, distance_arrays, heads_table, require_one_kind
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, read
 from attnscope.studies.maps.running import outline, run_model
 from attnscope.studies.seen import keep_attention

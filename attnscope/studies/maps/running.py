@@ -17,13 +17,12 @@ import numpy as np
 from attnscope.choice import ChosenHeads, Cut
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
-from attnscope.models.info import ModelInfo
+from attnscope.models.info import ModelInfo, run_of
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import HeadMaps, MapPart, spans
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from attnscope.studies.failures import refusal
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Reading
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
 from attnscope.errors import AttnscopeError
+from attnscope.models.info import run_of
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Model
 from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, PatchOptions, head_columns
 from attnscope.results.table import Floats, Table
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report, UnknownWords
 from attnscope.studies.patch.pairs import ReadPair, batches_of, read_pairs, spell_answer
 from attnscope.studies.patch.runs import Change, PairRuns, Unit, units_of
