@@ -107,7 +107,7 @@ Span = tuple[int, int | None]
 
 
 @options
-class Tokens:
+class TokenOptions:
     """Hold the options for showing tokens, and means over heads in place of single heads."""
 
     PANEL: ClassVar[str] = "Drawing"
@@ -138,7 +138,7 @@ class Tokens:
 
 
 @options
-class Between:
+class BetweenOptions:
     """Hold the options for adding up attention from the tokens of one phrase to those of another."""
 
     PANEL: ClassVar[str] = "Heads"
@@ -169,7 +169,7 @@ class Between:
 
 
 @options
-class Cut:
+class Crop:
     """Hold the options for showing a rectangle of a map, and the largest weights of each of its rows."""
 
     PANEL: ClassVar[str] = "Drawing"

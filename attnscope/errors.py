@@ -49,7 +49,7 @@ class RoundingError(AttnscopeError):
     """Two ways to compute the same differ by more than rounding."""
 
 
-def require_rounding(finding: str, difference: float, rounding: float, hint: str = "") -> None:
+def require_close(finding: str, difference: float, rounding: float, hint: str = "") -> None:
     """Refuse numbers that differ from what the model computed by more than rounding explains.
 
     Args:

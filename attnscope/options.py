@@ -160,14 +160,14 @@ def _changed_options(group: Any) -> list[str]:
 # Options that mean the same in every question --------------------------------------------------------------------
 
 
-MOST_SEED = 2**32 - 1
+MAX_SEED = 2**32 - 1
 """The largest seed that every generator takes."""
 
 
 def seed_option(drawn: str, *, python_only: bool = False) -> Any:
     """Return the field `seed` of a dataclass of options; `drawn` says what is drawn at random."""
     return option(
-        f"Seed of {drawn}.", default=0, least=0, most=MOST_SEED, python_only=python_only, rare=True
+        f"Seed of {drawn}.", default=0, least=0, most=MAX_SEED, python_only=python_only, rare=True
     )
 
 
@@ -213,10 +213,10 @@ _NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
 
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 """The most digits of a number that fits into 64 bits."""
 
-_MOST_LAYERS = 9999
+_MAX_LAYERS = 9999
 """More layers or heads than any model has. It keeps the tuple of a mistyped range, such as 0-99999999, small."""
 
 
@@ -230,7 +230,7 @@ def read_ranges(listed: str) -> tuple[int, ...]:
         ends = [read_number(digits, "a layer or head") for digits in part.split("-")]
         first = ends[0]
         last = ends[-1]
-        if not first <= last <= _MOST_LAYERS:
+        if not first <= last <= _MAX_LAYERS:
             raise UsageError(
                 f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5"
             )
@@ -249,9 +249,9 @@ def read_numbers(listed: str, option: str) -> tuple[int, ...]:
 
 def read_number(digits: str, what: str) -> int:
     """Return a whole number from its digits; refuse more digits than any size has. Messages call the number `what`."""
-    if len(digits) > _MOST_DIGITS:
+    if len(digits) > _MAX_DIGITS:
         raise UsageError(
-            f"{what} has {len(digits):,} digits", f"give a number of at most {_MOST_DIGITS} digits"
+            f"{what} has {len(digits):,} digits", f"give a number of at most {_MAX_DIGITS} digits"
         )
     return int(digits)
 

@@ -28,7 +28,7 @@ from attnscope.results.kinds import (
     MAP_STYLE,
     SIZES,
     TABLE_FORMATS,
-    Kind,
+    ResultKind,
     load_named,
 )
 from attnscope.results.result import failure_line, is_interrupted
@@ -49,7 +49,7 @@ DEFAULT_FOLDER = Path("attnscope-out")
 INTERRUPTED = "interrupted"
 """The subfolder for the files of an interrupted study, if the folder holds others that they would replace."""
 
-MOST_SAVED = 1 << 26
+MAX_SAVED = 1 << 26
 """The most bytes of weights that are saved beside the figures of a heatmap, so that `show` can draw them again."""
 
 TEXT = "text"
@@ -71,7 +71,7 @@ _CHANGES: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 class Output:
     """The files, figures and printed text that a record becomes."""
 
-    kind: Kind
+    kind: ResultKind
     # The folder for files; None = none are written, unless the record has a folder of its own
     out: Path | None = None
     formats: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Output:
         # Large weights of maps, which alone have a `glance`, are saved only if the user named a format for them.
         if self.kind.glance and not self.has_named_formats:
             size = sum(array.nbytes for array in record.arrays().values())
-            if size > MOST_SAVED:
+            if size > MAX_SAVED:
                 formats = tuple(name for name in formats if name in FIGURE_FORMATS)
                 notes.append(
                     f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
@@ -143,7 +143,8 @@ class Output:
             return
         from attnscope.report.plain_text import open_console, print_record
 
-        # The function that prints this kind takes some of the options, and of these three facts, see `Kind.shown_with`.
+        # The function that prints this kind takes some of the options, and of these three facts, see
+        # `ResultKind.shown_with`.
         arguments = {
             **self.options,
             "drawn": self.draws_text,
@@ -258,7 +259,7 @@ def show(
 
 
 def _plan(
-    kind: Kind,
+    kind: ResultKind,
     out: Path | None,
     formats: str | None,
     known: Sequence[str],

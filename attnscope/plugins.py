@@ -4,8 +4,9 @@ A package names its module under the entry point `attnscope.plugins`. The module
 
 - `TOKEN_SETS`: functions by the name of a set of tokens. A function takes `Tokens` and returns which of them belong to
   the set, (token,) bool.
-- `measures()`: a function that returns `core.catalogue.Measure`s. Their family is `Keys(name)`, where name is such a
-  set. The catalogue calls it while it is imported itself, so the function, not the module, must import the catalogue.
+- `measures()`: a function that returns `core.catalogue.Measure`s. Their family is `KeyMeasure(name)`, where name is
+  such a set. The catalogue calls it while it is imported itself, so the function, not the module, must import the
+  catalogue.
 - `COMMANDS`: functions by the name of a command, with options as in `attnscope.cli`.
 """
 

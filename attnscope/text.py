@@ -21,24 +21,24 @@ from attnscope.results.tokens import Tokens
 if TYPE_CHECKING:
     import tokenizers
 
-Style = Literal["auto", "plain", "bytes", "sentencepiece"]
+PieceStyle = Literal["auto", "plain", "bytes", "sentencepiece"]
 """How a tokenizer writes pieces: as text (WordPiece), bytes in GPT-2's alphabet (`Ġthe`), or with `▁` for a space."""
 
 
-MOST_BYTES = 100_000_000
+MAX_BYTES = 100_000_000
 """The most bytes of one text; what is longer is a stream without an end, or a corpus that is not split."""
 
 
-MOST_CHARACTERS = 2**22
+MAX_CHARACTERS = 2**22
 """The most characters of one text of a corpus. A tokenizer takes 200 bytes of memory for each."""
 
 
 def require_tokenizable(*texts: str | None) -> None:
-    """Refuse what would fill the memory as it is tokenised: more than a pair of texts of MOST_CHARACTERS each."""
+    """Refuse what would fill the memory as it is tokenised: more than a pair of texts of MAX_CHARACTERS each."""
     n_characters = sum(len(text) for text in texts if text is not None)
-    if n_characters > 2 * MOST_CHARACTERS:
+    if n_characters > 2 * MAX_CHARACTERS:
         raise AttnscopeError(
-            f"{n_characters:,} characters are too many to be tokenised at once: at most {2 * MOST_CHARACTERS:,}",
+            f"{n_characters:,} characters are too many to be tokenised at once: at most {2 * MAX_CHARACTERS:,}",
             "split the text, or give its beginning",
         )
 
@@ -55,7 +55,7 @@ def build_tokens(
     special: Sequence[bool],
     segments: Sequence[int] | None = None,
     pair: str | None = None,
-    style: Style = "auto",
+    style: PieceStyle = "auto",
 ) -> Tokens:
     """Turn what a tokenizer returned into Tokens: readable labels, clean offsets, word numbers.
 
@@ -109,7 +109,7 @@ def tokens_of_encoding(
     encoding: "tokenizers.Encoding",
     text: str,
     pair: str | None,
-    style: Style,
+    style: PieceStyle,
     special: Sequence[bool] | None = None,
 ) -> Tokens:
     """Return an encoding of the tokenizers library as Tokens.
@@ -240,7 +240,7 @@ _BLANK = re.compile(
 _SIGN_OF_SPACE = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
-def _guess_style(pieces: Sequence[str]) -> Style:
+def _guess_style(pieces: Sequence[str]) -> PieceStyle:
     """Return how a tokenizer writes pieces, from some of them."""
     if "▁" in "".join(pieces):
         return "sentencepiece"
@@ -248,7 +248,7 @@ def _guess_style(pieces: Sequence[str]) -> Style:
     return "bytes" if any(piece.startswith(("Ġ", "Ċ")) for piece in pieces) else "plain"
 
 
-def _label(piece: str, style: Style) -> str:
+def _label(piece: str, style: PieceStyle) -> str:
     """Return a piece as people read it, with whatever cannot be seen made visible."""
     # A byte as sentencepiece writes it, such as <0x0A>.
     fallback = _BYTE_FALLBACK.fullmatch(piece)
@@ -306,7 +306,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
 
     Raises:
         AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
-            NUL characters or nothing that can be seen, or is longer than MOST_BYTES.
+            NUL characters or nothing that can be seen, or is longer than MAX_BYTES.
     """
     # A file, stdin or the text itself, in this order.
     if text is not None and file is not None:
@@ -405,17 +405,17 @@ def is_blank(text: str) -> bool:
 
 
 def _read_whole(stream: BinaryIO, name: str) -> bytes:
-    """Return the bytes of a stream; refuses more than MOST_BYTES."""
-    raw = stream.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
+    """Return the bytes of a stream; refuses more than MAX_BYTES."""
+    raw = stream.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
         raise AttnscopeError(*too_long(name))
     return raw
 
 
 def too_long(name: str) -> tuple[str, str]:
-    """Return the message for a text of more than MOST_BYTES, and its hint."""
+    """Return the message for a text of more than MAX_BYTES, and its hint."""
     return (
-        f"{name} is too long for one text: more than {MOST_BYTES:,} bytes",
+        f"{name} is too long for one text: more than {MAX_BYTES:,} bytes",
         "split it into lines or paragraphs",
     )
 

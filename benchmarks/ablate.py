@@ -17,10 +17,17 @@ import torch
 
 from attnscope.corpus import CorpusText
 from attnscope.models import load
-from attnscope.models.inside.tape import Rerun
+from attnscope.models.inside.tape import ResumableRun
 from attnscope.studies.ablate import measurers
-from attnscope.studies.ablate.measurers import Cut, Passes, StandIns, measure_cuts, outputs_of, shapes_of
-from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.measurers import (
+    AblatedHeads,
+    PassSettings,
+    Replacements,
+    measure_cuts,
+    outputs_of,
+    shapes_of,
+)
+from attnscope.studies.ablate.reading import BatchReader
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 
@@ -37,20 +44,24 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = load(options.model, engine=options.engine)
     texts = cut(model, options.tokens, options.length)
-    reader = Reader(model, None)
-    known = shapes_of(outputs_of(Passes(reader, texts)))
-    cuts = [Cut(((*place, head),)) for place, (n_heads, _) in known.items() for head in range(n_heads)]
+    reader = BatchReader(model, None)
+    known = shapes_of(outputs_of(PassSettings(reader, texts)))
+    cuts = [
+        AblatedHeads(((*place, head),))
+        for place, (n_heads, _) in known.items()
+        for head in range(n_heads)
+    ]
 
     def resumed():
-        return measure_cuts(Passes(reader, texts), cuts, StandIns())
+        return measure_cuts(PassSettings(reader, texts), cuts, Replacements())
 
     def whole():
-        block = Rerun.block
-        Rerun.block = lambda rerun, places: 0
+        block = ResumableRun.block
+        ResumableRun.block = lambda rerun, places: 0
         try:
-            return measure_cuts(Passes(reader, texts), cuts, StandIns())
+            return measure_cuts(PassSettings(reader, texts), cuts, Replacements())
         finally:
-            Rerun.block = block
+            ResumableRun.block = block
 
     def one_by_one():
         held = measurers.PASS_TOKENS

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import attnscope
-from attnscope.corpus import Copies, Corpus, CorpusText, distinct
+from attnscope.corpus import CopyFilter, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.pages import page_of_record
 from attnscope.questions.atlas import Atlas
@@ -35,7 +35,7 @@ MOST_MB = {72: 6, 270: 20, 1024: 60}
 
 def texts_of(model: Model, file: str, split: str, n_tokens: int) -> list[CorpusText]:
     """Return the first texts of a file, without copies, until there are so many tokens."""
-    corpus = distinct(Corpus([file], split=split), Copies())  # type: ignore[arg-type]  # argparse knows the splits
+    corpus = distinct(Corpus([file], split=split), CopyFilter())  # type: ignore[arg-type]  # argparse knows the splits
     left = n_tokens
     found = []
     for text in islice(corpus, n_tokens):

@@ -36,8 +36,8 @@ from attnscope.corpus import Corpus
 from attnscope.models.model import Batch, Model
 from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
-from attnscope.studies.describe.rows import Group, Unit, join_rows
-from attnscope.studies.describe.study import Line, describe_fitted, fit_group
+from attnscope.studies.describe.rows import HeadGroup, SampledText, join_rows
+from attnscope.studies.describe.study import HeadLine, describe_fitted, fit_group
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from benchmarks.sampling import read_sample
 
@@ -47,12 +47,16 @@ PLANTED = 0.5
 """A planted rule comes first if the values of the first terms correlate with it by this over (query, key)."""
 
 
-def sampled(model: Model, texts: Corpus, queries: int, seed: int = 0) -> tuple[list[Unit], list[Group]]:
+def sampled(
+    model: Model, texts: Corpus, queries: int, seed: int = 0
+) -> tuple[list[SampledText], list[HeadGroup]]:
     sample, counts = read_sample(model, texts, DescribeOptions(queries=queries, seed=seed))
     return sample, join_rows(model, sample, counts)
 
 
-def both_ways(sample: list[Unit], groups: list[Group], options: DescribeOptions) -> Iterator[list[Line]]:
+def both_ways(
+    sample: list[SampledText], groups: list[HeadGroup], options: DescribeOptions
+) -> Iterator[list[HeadLine]]:
     """Yield the descriptions, fitted on one half of the texts and scored on the other, and the other way round."""
     for _ in range(2):
         yield [
@@ -87,12 +91,12 @@ def quality(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     }
 
 
-def explained_by(line: Line, column: str) -> float:
+def explained_by(line: HeadLine, column: str) -> float:
     """The share that a line explains; NaN of a head that spreads evenly."""
     return float(line[column].value) if column in line else math.nan
 
 
-def forward_seconds(model: Model, sample: list[Unit]) -> float:
+def forward_seconds(model: Model, sample: list[SampledText]) -> float:
     """Processor time of plain forward passes over the sample's tokens, repeated up to FORWARD_TOKENS."""
     ids = torch.from_numpy(np.concatenate([unit.chunk.tokens.ids for unit in sample]))
     ids = ids.repeat(-(-FORWARD_TOKENS // len(ids)))[: FORWARD_TOKENS // 128 * 128].view(-1, 128)
@@ -145,7 +149,7 @@ def stages(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
 
 
 def attention_of(
-    group: Group, scores: np.ndarray, sharpness: np.ndarray, noise: np.ndarray
+    group: HeadGroup, scores: np.ndarray, sharpness: np.ndarray, noise: np.ndarray
 ) -> np.ndarray:
     """The attention of heads off the sinks, (head, entry), whose scores are a rule's and noise, as sharp as asked.
 
@@ -269,12 +273,14 @@ def make_random(model: Model, seed: int, scale: float) -> Model:
     return untrained
 
 
-def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale: float) -> list[Line]:
+def describe_random(
+    model: Model, texts: Corpus, queries: int, seed: int, scale: float
+) -> list[HeadLine]:
     """Return the descriptions of its heads."""
     return lines_of(make_random(model, seed, scale), texts, min(queries, 800))
 
 
-def lines_of(model: Model, texts: Corpus, queries: int) -> list[Line]:
+def lines_of(model: Model, texts: Corpus, queries: int) -> list[HeadLine]:
     """Return the descriptions of a model's heads."""
     sample, groups = sampled(model, texts, queries)
     options = DescribeOptions(queries=queries)

@@ -97,7 +97,7 @@ the head. So a head that spreads this weight evenly has exactly that value.
 
 _ABOUT_ROLES = """
 A head gets a role if its measure, or its `_active` measure, is above a limit. The `_active` measure counts only if
-its queries give at least {least_active:.0%} of their attention to keys other than special tokens and the first. So
+its queries give at least {min_active:.0%} of their attention to keys other than special tokens and the first. So
 an induction head may rest nearly always, but not where there is something to repeat.
 
 ```text
@@ -171,12 +171,12 @@ def _about_others() -> list[str]:
 
 def _about(measure: "Measure") -> list[str]:
     """A measure of a catalogue, as paragraphs."""
-    from attnscope.core.catalogue import Pairs
+    from attnscope.core.catalogue import PairMeasure
 
     facts = [f"unit: {measure.unit}", f"range: {_range(measure.low, measure.high)}"]
     facts += [f"source: {measure.source}"]
     facts += [f"also `{measure.name}_active`"] if measure.has_active else []
-    facts += ["undefined in cross attention"] if isinstance(measure.family, Pairs) else []
+    facts += ["undefined in cross attention"] if isinstance(measure.family, PairMeasure) else []
     return [
         f"### {measure.name}",
         f"A large value says: the head {measure.what}.",
@@ -213,9 +213,9 @@ def measures_page() -> str:
     parts.append(about_values.replace("SIMILAR", f"{measure_intervals.SIMILAR:g}"))
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]
     about = _ABOUT_ROLES.format(
-        least_active=measure_intervals.LEAST_ACTIVE,
+        min_active=measure_intervals.MIN_ACTIVE,
         margin=roles.MARGIN,
-        least_margin=roles.LEAST_MARGIN,
+        least_margin=roles.MIN_MARGIN,
         reach=measuring.OFFSETS[-1],
         fewest=roles.FIRM_FROM_TEXTS,
         least=roles.TESTED_FROM_TEXTS,
@@ -229,15 +229,15 @@ def measures_page() -> str:
     ]
     for name, rule in roles.RULES.items():
         besides = []
-        if rule.least_defined:
-            besides.append(f"the measure is defined for {rule.least_defined:.0%} of the queries")
+        if rule.min_defined:
+            besides.append(f"the measure is defined for {rule.min_defined:.0%} of the queries")
         if rule.needs_preference:
             besides.append("`relative_entropy` is at most the limit of `diffuse`")
         if rule.rescale:
             besides.append(
                 f"the threshold is that of a text of {roles.REFERENCE_KEYS:,} keys; with n keys it is "
                 f"1 - {(1 - rule.threshold) * math.log(roles.REFERENCE_KEYS):.2f} / ln n, from "
-                f"{roles.LEAST_KEYS} keys on"
+                f"{roles.MIN_KEYS} keys on"
             )
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(

@@ -30,7 +30,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 import attnscope
-from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.probes import HeadGate
 from attnscope.senses.photos import read_photo
 
 SHAPES = ("circle", "square", "triangle", "cross")
@@ -340,7 +340,7 @@ class Exam:
             for layer, head in heads:
                 factors["decoder", layer][picture, head] = 0
         with torch.inference_mode():
-            hidden = self.model.run_inputs(self.inputs, Gate(factors))
+            hidden = self.model.run_inputs(self.inputs, HeadGate(factors))
             given = self.model.model.lm_head(hidden[:, -1]).argmax(-1)
         return (given == self.answers).double().numpy()
 

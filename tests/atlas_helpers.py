@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, N_OFFSETS, Atlas
+from attnscope.questions.atlas import KEPT_MASS, MAX_KEYS, N_OFFSETS, Atlas
 from attnscope.questions.heads import Heads
 from attnscope.results.table import Table, number
-from attnscope.studies.atlas.rows import Example, Wanted
+from attnscope.studies.atlas.rows import Example, WantedExample
 from attnscope.studies.atlas.study import example_tables
 from tests.findings_helpers import fake_findings
 
@@ -31,7 +31,7 @@ def written(labels: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
     return text, tuple(offsets)
 
 
-def made_example(chance: np.random.Generator, wanted: Wanted, n_tokens: int) -> Example:
+def made_example(chance: np.random.Generator, wanted: WantedExample, n_tokens: int) -> Example:
     """An example of random words with random attention."""
     labels = ("[CLS]", *map(str, chance.choice(WORDS, n_tokens - 2)), "[SEP]")
     weights = chance.dirichlet(np.full(n_tokens, 0.1), n_tokens)
@@ -39,7 +39,7 @@ def made_example(chance: np.random.Generator, wanted: Wanted, n_tokens: int) -> 
     keys = []
     codes = []
     for row in weights:
-        order = np.argsort(-row, kind="stable")[:MOST_KEYS]
+        order = np.argsort(-row, kind="stable")[:MAX_KEYS]
         order = order[: int(np.searchsorted(np.cumsum(row[order]), KEPT_MASS)) + 1]
         keys.append(order)
         codes.append(np.rint(255 * row[order]))
@@ -97,7 +97,7 @@ def small_atlas(
     n = len(findings["heads"])
     wanted = [("top", rank) for rank in range(n_top)] + [("decile", rank) for rank in range(10)]
     examples = [
-        made_example(chance, Wanted(head, why, rank, float(chance.random())), n_tokens)
+        made_example(chance, WantedExample(head, why, rank, float(chance.random())), n_tokens)
         for head in range(n)
         for why, rank in wanted
     ]
@@ -181,7 +181,7 @@ def examples_of(atlas: Atlas) -> list[Example]:
     for at in range(len(examples)):
         shown = atlas.table("shown").select(atlas.tokens_of(at))
         names = ("head", "why", "rank", "score")
-        wanted = Wanted(*(examples[name][at].item() for name in names))
+        wanted = WantedExample(*(examples[name][at].item() for name in names))
         first = int(shown["first_kept"][0]) if len(shown) else 0
         starts = np.concatenate([[0], np.cumsum(shown["n_kept"])])
         kept = slice(first, first + int(starts[-1]))

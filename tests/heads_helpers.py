@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 import attnscope.studies.heads.study as study
-from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Copies, count_tokens, distinct
+from attnscope.core.plain_torch import with_default_torch
+from attnscope.corpus import CopyFilter, count_tokens, distinct
 from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
 from attnscope.results.table import Estimate, Table, count, text
-from attnscope.studies.describe.rows import Drawing, Unit
-from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums, Tally
+from attnscope.studies.describe.rows import SampledText, TextSampler
+from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums, KindSums
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import special_ids, texts_of
 from attnscope.studies.run import run
@@ -85,10 +85,10 @@ def require_same(one: Heads, other: Heads) -> None:
 
 def study_tallies(
     model: Any, texts: Any, options: HeadsOptions | None = None
-) -> tuple[Heads, Mapping[str, Tally]]:
+) -> tuple[Heads, Mapping[str, KindSums]]:
     """What `attnscope.heads` finds, and the sums over texts that it rests on, by kind of attention."""
     options = options or HeadsOptions()
-    found, done = with_plain_torch(study.study_heads)(model, texts_of(texts, model), options)
+    found, done = with_default_torch(study.study_heads)(model, texts_of(texts, model), options)
     return found, done.tallies
 
 
@@ -121,12 +121,12 @@ def after(n: int, step: str | None = None) -> Callable[[Any], None]:
 
 def read_sample(
     model: Model, texts: Iterable[str], options: DescribeOptions, *, with_rows: bool = True
-) -> tuple[list[Unit], NDArray[np.int64]]:
+) -> tuple[list[SampledText], NDArray[np.int64]]:
     """The texts that are drawn for descriptions, with the rows of their queries; and how often tokens occur."""
-    drawing = Drawing(options.seed)
+    drawing = TextSampler(options.seed)
     listed = texts_of(list(texts))
     special = special_ids(model)
-    counts = count_tokens(drawing.watch(distinct(listed, Copies())), model.tokenizer.encode, special)
+    counts = count_tokens(drawing.watch(distinct(listed, CopyFilter())), model.tokenizer.encode, special)
     units = drawing.sample(model, options)
     if with_rows:
         sampled = {(unit.chunk.text_index, unit.chunk.number): unit.queries for unit in units}

@@ -33,7 +33,7 @@ from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.examples import examples
@@ -234,7 +234,7 @@ def difference_from_eager(
     seq2seq = bool(model.config.is_encoder_decoder)
     worst = 0.0
     for batch in given or batches(seq2seq):
-        probe = Weights()
+        probe = WeightsRecorder()
         with torch.no_grad():
             hidden = shown.run(batch, probe)
             inputs = {"input_ids": batch.ids, "output_attentions": True}
@@ -390,7 +390,7 @@ def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable
 
 def _difference_on(shown: HuggingFaceModel, base: PreTrainedModel, inputs: dict[str, Any]) -> float:
     """The largest difference from eager attention on what is no text."""
-    probe = Weights()
+    probe = WeightsRecorder()
     twin = eager_twin(base)
     tensors = {name: x for name, x in inputs.items() if torch.is_tensor(x)}
     with torch.no_grad():

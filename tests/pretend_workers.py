@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from attnscope.studies.workers import Function, Outcome
+from attnscope.studies.workers import BlockOutcome, WorkerFunction
 
 
 def copied(message: object) -> Any:
@@ -17,11 +17,13 @@ class Here:
     def __init__(self, lost: Callable[[Any], bool] = lambda _: False) -> None:
         self._lost = lost
 
-    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome, None, None]:
+    def map_blocks(
+        self, function: WorkerFunction, blocks: Iterable[Any]
+    ) -> Generator[BlockOutcome, None, None]:
         worker = copied(function)
         worker.load()
         for number, block in enumerate(blocks):
             if self._lost(block):
-                yield Outcome(number, block, None, "struck")
+                yield BlockOutcome(number, block, None, "struck")
                 continue
-            yield Outcome(number, block, copied(worker(copied(block))))
+            yield BlockOutcome(number, block, copied(worker(copied(block))))

@@ -13,7 +13,7 @@ import attnscope
 import attnscope.studies.heads.study as study
 from attnscope import BatchOptions, Corpus, batch, heads
 from attnscope.choice import Choice
-from attnscope.studies.inputs.options import SharedWork
+from attnscope.studies.inputs.options import WorkerOptions
 from attnscope.studies.workers import Workers
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         found.save(folder / "ray.npz")
         told["n_texts"] = found.corpus["n_texts"]
         told["n_nodes_left"] = len(cluster.list_all_nodes())
-        running = SharedWork(workers=1, executor="ray")
+        running = WorkerOptions(workers=1, executor="ray")
         options = BatchOptions(choice=Choice(layers=(0,)), running=running)
         drawn = batch("own", ["a b"], folder / "figures", options)
         told["drawn"] = [len(drawn.drawn), len(drawn.failed)]

@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.questions.relations import Relations
-from attnscope.studies.relations.evidence import RULES, THRESHOLDS, Cell, LinkPart, Lots, judge
+from attnscope.studies.relations.evidence import (
+    RULES,
+    THRESHOLDS,
+    HalfSplitter,
+    LinkPart,
+    TextHits,
+    judge,
+)
 from attnscope.text import word_spans
 
 
@@ -68,14 +75,14 @@ def part_of(
 
     The first rule is right in that share of the links.
     """
-    lots = Lots()
+    lots = HalfSplitter()
     part = LinkPart()
     cells = []
     values = []
     for hits, n in texts:
         rules = np.zeros(len(RULES))
         rules[0] = first_rule * n
-        cells.append(Cell(name, *lots.deal(None), n, rules))
+        cells.append(TextHits(name, *lots.deal(None), n, rules))
         values.append([[hits], [[mass * n] * len(hits)]])  # (2, layer, head)
     part.add_cells(cells, np.array(values, float))
     return part

@@ -8,10 +8,10 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
 from attnscope.choice import Choice
-from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.probes import HeadGate
 from attnscope.core.attention.seam import attend
-from attnscope.core.interventions import Activations, Patch, Patched
-from attnscope.corpus import Block, CorpusText
+from attnscope.core.interventions import ActivationRecorder, HeadPatcher, Patch
+from attnscope.corpus import CorpusText, TextBlock
 from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
@@ -19,7 +19,7 @@ from attnscope.models.model import Batch
 from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.ablate import measurers
 from attnscope.studies.ablate import reading as ablation_reading
-from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.reading import BatchReader
 from attnscope.studies.ablate.study import ablate
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
 from tests.conftest import write_tiny
@@ -51,7 +51,7 @@ def _outputs(model, place):
     """What the heads of a place put out on each text, (head, token, d)."""
     outputs = []
     for text in TEXTS:
-        activations = Activations()
+        activations = ActivationRecorder()
         with torch.no_grad():
             model.outputs(Batch(torch.tensor([text.ids])), activations)
         outputs.append(activations.outputs[place][0])
@@ -69,7 +69,7 @@ def test_effects_are_their_definitions_text_by_text(gpt2, mode):
         means = None
         if mode == "mean":
             means = {place: torch.cat(_outputs(gpt2, place), 1).mean(1)}
-        gate = Gate({place: factors}, means)
+        gate = HeadGate({place: factors}, means)
         l2 = []
         rise = 0.0
         kl = 0.0
@@ -106,7 +106,7 @@ def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2):
             tokens = torch.arange(len(text.ids)) % len(output)
             values = output[tokens][None, None]
             patch = Patch("z", (2,), values)
-            hidden, _ = _by_hand(gpt2, text, Patched({("decoder", 1): [patch]}))
+            hidden, _ = _by_hand(gpt2, text, HeadPatcher({("decoder", 1): [patch]}))
             l2[number, donor] = float((hidden - whole).norm() / whole.norm())
     np.testing.assert_allclose(found["heads"]["resample_l2"], [l2.mean()], rtol=1e-6)
     np.testing.assert_allclose(found["heads"]["resample_l2_spread"], [l2.mean(0).std(ddof=1)], rtol=1e-6)
@@ -134,13 +134,13 @@ def loss_of(found, name="loss"):
 
 
 def test_neither_batches_nor_passes_nor_resuming_change_an_effect(gpt2, monkeypatch):
-    from attnscope.models.inside.tape import Rerun
+    from attnscope.models.inside.tape import ResumableRun
 
     usual = ablate(gpt2, TEXTS)
     monkeypatch.setattr(ablation_reading, "BATCH_TOKENS", 1)
     monkeypatch.setattr(measurers, "PASS_TOKENS", 1)
     monkeypatch.setattr(measurers, "BLOCK", 2)
-    monkeypatch.setattr(Rerun, "block", lambda rerun, places: 0)
+    monkeypatch.setattr(ResumableRun, "block", lambda rerun, places: 0)
     other = ablate(gpt2, TEXTS)
     for name in usual.table("heads").number_columns:
         np.testing.assert_allclose(usual["heads"][name], other["heads"][name], rtol=1e-6, atol=1e-10)
@@ -155,7 +155,7 @@ def test_picked_heads_go_alone_and_together(gpt2):
     together = found.row("together", "zero_l2")
     first = torch.tensor([0.0, 1, 1])
     last = torch.tensor([1.0, 0, 1])
-    gate = Gate({("decoder", 0): first, ("decoder", 2): last})
+    gate = HeadGate({("decoder", 0): first, ("decoder", 2): last})
     l2 = []
     for text in TEXTS:
         whole = _by_hand(gpt2, text, attend)[0]
@@ -205,8 +205,8 @@ def masked(tmp_path_factory):
 
 
 def _rows(model, text, **how):
-    reader = Reader(model, "masked", **how)
-    (rows,) = reader.batches(Block(0, (CorpusText(0, "texts", 1, text=text),)))
+    reader = BatchReader(model, "masked", **how)
+    (rows,) = reader.batches(TextBlock(0, (CorpusText(0, "texts", 1, text=text),)))
     return model.tokenizer.encode(text), reader.read(rows)
 
 
@@ -233,7 +233,7 @@ def test_long_texts_are_cut_into_chunks_of_one_text(masked):
     found = ablate(model, [long], AblateOptions(loss="none", modes=("zero",)))
     assert found.corpus["n_texts"] == 1
     assert found.corpus["n_tokens"] == 20
-    gate = Gate({("encoder", 0): torch.tensor([0.0, 1, 1])})
+    gate = HeadGate({("encoder", 0): torch.tensor([0.0, 1, 1])})
     changed = size = 0.0
     for first in (0, 9, 18):
         with torch.no_grad():
@@ -247,14 +247,14 @@ def test_long_texts_are_cut_into_chunks_of_one_text(masked):
 
 def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp_path):
     model = load(save_tiny(tmp_path / "t5", "t5"))
-    block = Block(0, (CorpusText(0, "texts", 1, text="the cat"),))
-    reader = Reader(model, "target")
+    block = TextBlock(0, (CorpusText(0, "texts", 1, text="the cat"),))
+    reader = BatchReader(model, "target")
     (own,) = map(reader.read, reader.batches(block))
-    answer = model.writer.greedy_target(model.tokenizer.encode("the cat"))
+    answer = model.text_generator.greedy_target(model.tokenizer.encode("the cat"))
     assert own.batch.target_ids[0].tolist() == answer.ids.tolist()
-    reader = Reader(model, "target", target="a dog")
+    reader = BatchReader(model, "target", target="a dog")
     (given,) = map(reader.read, reader.batches(block))
-    ids = model.writer.encode_target("a dog").ids
+    ids = model.text_generator.encode_target("a dog").ids
     assert given.batch.target_ids[0].tolist() == ids.tolist()
     special = {2, 3, 4}
     wanted = [i for i in range(len(ids) - 1) if ids[i + 1] not in special]
@@ -276,7 +276,7 @@ def test_a_classifier_predicts_a_class(tmp_path, classifier, answer):
     texts = ["the cat", "a dog sat on it", "the b"]
     found = ablate(model, texts, AblateOptions(modes=("zero",), answer=answer, importance=True))
     # The same by hand, for L1H1.
-    gate = Gate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
+    gate = HeadGate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
     losses = []
     rises = []
     kls = []

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chi2
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, Atlas
+from attnscope.questions.atlas import KEPT_MASS, MAX_KEYS, Atlas
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.rows import WINDOW
@@ -127,7 +127,7 @@ def test_one_process_and_workers_write_the_same_bytes(tmp_path, monkeypatch, wor
 
 
 def dense(model, text):
-    kept = Weights()
+    kept = WeightsRecorder()
     with torch.no_grad():
         model.run(batch_of([model.tokenizer.encode(text)]), kept)
     return {str(kind): by_layer for kind, by_layer in kept.maps.items()}
@@ -149,9 +149,9 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own,
             weights, zip(one.starts, one.starts[1:], strict=False), strict=True
         ):
             kept = one.keys[first:last]
-            assert len(kept) <= MOST_KEYS
+            assert len(kept) <= MAX_KEYS
             assert (np.diff(one.codes[first:last].astype(int)) <= 0).all()
-            if len(kept) < MOST_KEYS:
+            if len(kept) < MAX_KEYS:
                 assert row[kept].sum() > KEPT_MASS - 0.01
 
 

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope import BatchOptions, Corpus, batch
-from attnscope.choice import Choice, Tokens
+from attnscope.choice import Choice, TokenOptions
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.output import write
 from attnscope.pages.gallery import page
-from attnscope.questions.batch import Batch, DrawnText, FailedText
+from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 from attnscope.studies.batch import study
 from attnscope.studies.batch.study import folder_name
-from attnscope.studies.inputs.options import LoadOptions, SharedWork
+from attnscope.studies.inputs.options import LoadOptions, WorkerOptions
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import study as heatmap_study
 from attnscope.studies.maps.options import MapOptions
@@ -44,11 +44,11 @@ TEXTS = [
 FIRST = Choice(layers=(0,))
 HOW = BatchOptions(
     choice=FIRST,
-    tokens=Tokens(query="cat"),
+    tokens=TokenOptions(query="cat"),
     formats=("png", "svg", "pdf", "npz", "json"),
-    running=SharedWork(workers=2),
+    running=WorkerOptions(workers=2),
 )
-PLAIN = BatchOptions(choice=FIRST, running=SharedWork(workers=1))
+PLAIN = BatchOptions(choice=FIRST, running=WorkerOptions(workers=1))
 
 
 def files(folder):
@@ -118,7 +118,7 @@ def test_a_file_of_the_users_own_stays(name, corpus, tmp_path):
 
 def test_the_number_of_workers_changes_no_byte(corpus, undisturbed, tmp_path, worker_here):
     seen = []
-    one = replace(HOW, running=SharedWork(workers=1))
+    one = replace(HOW, running=WorkerOptions(workers=1))
     batch(
         "own",
         Corpus([corpus]),
@@ -135,7 +135,7 @@ def test_what_is_done_is_not_drawn_again(corpus, undisturbed, copied, nobody):
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*.png")}
     assert (
         batch(
-            "own", Corpus([corpus]), copied, replace(HOW, running=SharedWork(workers=7, threads=2))
+            "own", Corpus([corpus]), copied, replace(HOW, running=WorkerOptions(workers=7, threads=2))
         ).n_fresh
         == 0
     )
@@ -170,13 +170,13 @@ def test_other_options_or_another_model_are_drawn_anew(tmp_path, tiny_bert):
     source = study.models.resolve(str(tiny_bert))
     base = study._hash_all_but_the_text(source, HOW)
     assert (
-        study._hash_all_but_the_text(source, replace(HOW, running=SharedWork(workers=1, threads=3)))
+        study._hash_all_but_the_text(source, replace(HOW, running=WorkerOptions(workers=1, threads=3)))
         == base
     )
     for change in (
         {"choice": Choice(layers=(1,))},
         {"formats": ("png",)},
-        {"tokens": Tokens(words=True)},
+        {"tokens": TokenOptions(words=True)},
         {"style": Style("head")},
         {"generate": 1},
         {"chat": True},
@@ -220,7 +220,7 @@ def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path, worker_here):
     with pytest.raises(AttnscopeError, match="there is no text"):
         batch("own", [], tmp_path / "new", PLAIN)
     with pytest.raises(AttnscopeError, match="--workers is 0"):
-        batch("own", ["a"], tmp_path / "new", replace(PLAIN, running=SharedWork(workers=0)))
+        batch("own", ["a"], tmp_path / "new", replace(PLAIN, running=WorkerOptions(workers=0)))
 
 
 def command(*arguments):
@@ -326,7 +326,7 @@ def test_a_text_that_fails_leaves_what_was_there(corpus, copied, worker_here, mo
         raise AttnscopeError("it is full")
 
     monkeypatch.setattr(study._Drawer, "_draw", fail)
-    other = replace(HOW, generate=0, tokens=Tokens(query="mat"))
+    other = replace(HOW, generate=0, tokens=TokenOptions(query="mat"))
     assert len(batch("own", Corpus([corpus]), copied, other).failed) == 5
     after = files(copied)
     assert after.pop(f"{folder_name(0, TEXTS[0])}/mine.png") == b"mine"
@@ -360,7 +360,7 @@ HOSTILE = "</p><script>alert('1')</script><img src=x onerror=alert(2)> \"&amp; \
 def test_hostile_text_shows_as_itself():
     files = {"L00.png": 3, "heatmap.npz": 4}
     drawn = DrawnText(0, HOSTILE, 1, "00000-p", HOSTILE, (HOSTILE,), files, HOSTILE, {}, (HOSTILE,), "0")
-    html = page(Batch(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),)))
+    html = page(BatchRun(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),)))
     assert "http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'sha256-" in html
     seen = Seen(html)
     assert "script" not in seen.tags

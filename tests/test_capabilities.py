@@ -7,7 +7,7 @@ from attnscope.models.hf.assembling import wrap
 from attnscope.models.model import eyes_of
 from tests.hf_tally import build
 
-EXTRAS = ("writer", "eyes", "ears", "run_inputs", "head_slices")
+EXTRAS = ("text_generator", "image_reader", "audio_reader", "run_inputs", "head_slices")
 
 
 @pytest.mark.parametrize(
@@ -17,12 +17,15 @@ EXTRAS = ("writer", "eyes", "ears", "run_inputs", "head_slices")
         ("own-causal", set()),
         ("minilm", set()),
         ("bert", {"run_inputs", "head_slices"}),
-        ("gpt2", {"run_inputs", "head_slices", "writer"}),
-        ("t5", {"run_inputs", "head_slices", "writer"}),
-        ("vit", {"run_inputs", "head_slices", "eyes"}),
-        ("wav2vec2", {"run_inputs", "head_slices", "ears"}),
-        ("whisper", {"run_inputs", "head_slices", "ears", "writer"}),
-        ("clip", {"run_inputs", "head_slices", "eyes", "writer"}),  # CLIP's text tower looks back only
+        ("gpt2", {"run_inputs", "head_slices", "text_generator"}),
+        ("t5", {"run_inputs", "head_slices", "text_generator"}),
+        ("vit", {"run_inputs", "head_slices", "image_reader"}),
+        ("wav2vec2", {"run_inputs", "head_slices", "audio_reader"}),
+        ("whisper", {"run_inputs", "head_slices", "audio_reader", "text_generator"}),
+        (
+            "clip",
+            {"run_inputs", "head_slices", "image_reader", "text_generator"},
+        ),  # CLIP's text tower looks back only
     ],
 )
 def test_what_a_model_cannot_do_is_none(name, extras):

@@ -173,8 +173,8 @@ def test_a_pipe_is_read_once_and_kept(tmp_path):
     pipe = tmp_path / "c.jsonl"
     lines = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
     os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=(lines,))
-    writer.start()
+    text_generator = threading.Thread(target=pipe.write_text, args=(lines,))
+    text_generator.start()
     corpus = attnscope.Corpus([pipe])
     assert corpus.n_bytes is None
     assert (
@@ -182,7 +182,7 @@ def test_a_pipe_is_read_once_and_kept(tmp_path):
         == [text.text for text in corpus]
         == ["text 0", "text 1", "text 2"]
     )
-    writer.join()
+    text_generator.join()
 
 
 def test_what_a_model_writes_is_said_to_be_greedy_and_its_template_named(llama):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnscope.corpus import Copies, CorpusText, copies, distinct
+from attnscope.corpus import CopyFilter, CorpusText, copies, distinct
 from attnscope.report.wording import corpus_notes
 from attnscope.studies.heads.study import heads
 from tests.heads_helpers import heads_in
@@ -18,7 +18,7 @@ def kept(*texts):
         else CorpusText(i, "here", i + 1, ids=text)
         for i, text in enumerate(texts)
     ]
-    seen = Copies()
+    seen = CopyFilter()
     left = [text.index for text in distinct(given, seen)]
     assert seen.n == len(texts) - len(left)
     return left

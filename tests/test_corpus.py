@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.corpus import Block, Corpus, CorpusText, Problem, block_batches, blocks, lines
+from attnscope.corpus import Corpus, CorpusText, Problem, TextBlock, block_batches, blocks, lines
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import write
 
@@ -356,6 +356,6 @@ def test_a_pair_of_which_a_text_is_missing_is_listed(tmp_path, line, reason):
 def test_a_pair_is_tokenised_with_its_sides_told_apart():
     model = attnscope.load("minilm")
     pair = CorpusText(0, "texts", 1, "Who sat?", pair="The cat.")
-    (chunk,) = block_batches(Block(0, (pair,)), model.tokenizer.encode)[0]
+    (chunk,) = block_batches(TextBlock(0, (pair,)), model.tokenizer.encode)[0]
     assert list(chunk.tokens.labels) == ["[CLS]", "who", "sat", "?", "[SEP]", "the", "cat", ".", "[SEP]"]
     assert list(chunk.tokens.segments) == [0, 0, 0, 0, 0, 1, 1, 1, 1]

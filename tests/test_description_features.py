@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from attnscope.studies.describe.features import TextFacts, blocks_of, catalogue
+from attnscope.studies.describe.features import FeatureFacts, blocks_of, catalogue
 from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'
@@ -40,7 +40,7 @@ def tokens():
 def facts(**more):
     read = tokens()
     frequent = np.isin(read.ids, [1, 10])
-    return TextFacts(read, np.full(len(read), -5.0), frequent, **more)
+    return FeatureFacts(read, np.full(len(read), -5.0), frequent, **more)
 
 
 FEATURES = {feature.name: feature for feature in catalogue(["[CLS]", "[SEP]"])}
@@ -130,7 +130,7 @@ def test_lines_and_brackets_of_source_are_features():
         segments=[0] * n,
         style="plain",
     )
-    known = TextFacts(read, np.full(n, -5.0), np.zeros(n, np.bool_))
+    known = FeatureFacts(read, np.full(n, -5.0), np.zeros(n, np.bool_))
 
     def seen(name, query):
         return " ".join(pieces[key] for key in keys(name, pieces.index(query), known))
@@ -154,7 +154,7 @@ def test_tokens_without_text_have_features_all_the_same():
         segments=[0] * 3,
         style="plain",
     )
-    known = TextFacts(bare, np.full(3, -1.0), np.zeros(3, np.bool_))
+    known = FeatureFacts(bare, np.full(3, -1.0), np.zeros(3, np.bool_))
     levels = blocks_of(list(FEATURES.values()), known, np.arange(3))
     named = dict(zip(FEATURES, levels, strict=True))
     assert np.flatnonzero(named["same_elsewhere"][0]).tolist() == [2]

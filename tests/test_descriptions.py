@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heads import Heads
@@ -220,7 +220,7 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
     groups = {group.kind: group for group in join_rows(model, units, counts)}
     for number, unit in enumerate(units[:2]):
         tokens = unit.chunk.tokens
-        kept = Weights()
+        kept = WeightsRecorder()
         with torch.no_grad():
             model.run(batch_of([tokens], [target_of(unit.target, tokens)]), kept)
         for kind in ("decoder", "cross"):

@@ -16,7 +16,7 @@ from attnscope.core.descriptions import (
     score,
     score_of_texts,
 )
-from attnscope.core.sampled_rows import Rows
+from attnscope.core.sampled_rows import RowSample
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))
@@ -42,7 +42,7 @@ def sample(n_texts=12, n_rows=9, seed=0, *, ragged=True):
 
 def rows_with(weights, features, starts, texts):
     """Rows of heads with these attention weights, (entry,) each."""
-    return Rows(features, N_LEVELS, starts, texts, np.stack(weights))
+    return RowSample(features, N_LEVELS, starts, texts, np.stack(weights))
 
 
 def attention_of(rule, features, starts, noise=0.0, seed=1):
@@ -170,7 +170,7 @@ def test_texts_weigh_the_same_however_many_rows_they_have():
     # The rows of the last text come twice.
     again = np.concatenate([np.arange(30), np.arange(25, 30)])
     entries = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in again])
-    more = Rows(
+    more = RowSample(
         features[:, entries],
         N_LEVELS,
         np.concatenate([[0], np.cumsum(np.diff(starts)[again])]),

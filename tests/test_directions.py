@@ -9,7 +9,7 @@ import attnscope
 from attnscope import DescribeOptions, HeadsOptions
 from attnscope.core.descriptions import describe, score
 from attnscope.core.directions import KEY_CUTS, describe_types, find_columns, quantise
-from attnscope.core.sampled_rows import Rows
+from attnscope.core.sampled_rows import RowSample
 
 N_TYPES, N_TEXTS, N_ROWS, N_KEYS, WIDTH = 61, 40, 11, 23, 7
 
@@ -18,7 +18,7 @@ def sample(seed):
     """Rows of random tokens without a shared feature that says anything, their offsets, and X."""
     drawn = np.random.default_rng(seed)
     n = N_TEXTS * N_ROWS
-    rows = Rows(
+    rows = RowSample(
         (drawn.random((1, n * N_KEYS)) < 0.3).astype(np.uint8),
         np.array([2]),
         np.arange(n + 1) * N_KEYS,
@@ -43,7 +43,7 @@ def first_term(rows, offsets, x):
     """The values of the first term over (query, key) of the scored half, and the share that the terms explain there."""
     half = range(N_TEXTS // 2)
     rows = replace(rows, columns=find_columns(rows.of_texts(half), offsets, x))
-    (found,) = describe(rows.of_texts(half), [5], most_terms=3)
+    (found,) = describe(rows.of_texts(half), [5], max_terms=3)
     scored = rows.of_texts(range(N_TEXTS // 2, N_TEXTS))
     if not found.terms:
         return np.zeros(scored.size), score(scored, 0, found)[0].explained

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Text
 
-from attnscope.drawing.canvas import Drawing
+from attnscope.drawing.canvas import FigureRenderer
 from attnscope.errors import AttnscopeError
 from attnscope.report.plain_text import open_console, print_record, to_html
 from attnscope.results.result import load_record as load
@@ -53,7 +53,7 @@ def test_figures_name_the_part_that_failed(name, tmp_path, monkeypatch):
         said.append(any("--frobnicate" in str(text.get_text()) for text in self.figure.findobj(Text)))
         return b""  # writing it takes most of the time
 
-    monkeypatch.setattr(Drawing, "vector", look)
+    monkeypatch.setattr(FigureRenderer, "vector", look)
     record = failed_record(name)
     assert len(record.draw(tmp_path, "svg")) == len(said) > 0
     assert all(said)

@@ -10,7 +10,7 @@ import pytest
 
 import attnscope
 from attnscope.models.own.glass_box import roles as own_roles
-from attnscope.studies.heads.measuring import Tally
+from attnscope.studies.heads.measuring import KindSums
 from attnscope.studies.heads.roles import LEVEL, RULES, TESTED_FROM_TEXTS, complete_thresholds, judge
 from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
@@ -135,7 +135,7 @@ def found_on(n_texts, n_null, n_true, chance, *, above=0.0, alike=0.1):
         if rule is not None:
             means[:n_null, column], means[n_null:, column] = rule.threshold, rule.threshold + above
     tally = tally_of(*({},) * len(means), n_texts=1)
-    tally = Tally.empty(tally.kind, tally.layers, len(means), NAMES)
+    tally = KindSums.empty(tally.kind, tally.layers, len(means), NAMES)
     size = 1 / alike - 1
     shares = chance.beta(means.clip(1e-9) * size, (1 - means) * size, (n_texts, *means.shape))[:, None]
     tally.measures.add(N_QUERIES * shares, float(N_QUERIES))

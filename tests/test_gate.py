@@ -1,4 +1,5 @@
-"""Heads out of a model: the Gate and Means probes, reruns from a layer on, and the weights that are a head's own."""
+"""Heads out of a model: the HeadGate and Means probes, reruns from a layer on, and the weights that are a head's
+own."""
 
 import copy
 import functools
@@ -6,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.probes import HeadGate
 from attnscope.core.attention.seam import attend, attend_with_weights
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.model import Batch
@@ -24,7 +25,7 @@ def test_a_gate_multiplies_each_heads_output_and_puts_a_vector_in_its_place():
     output, _ = attend_with_weights(call)
     factors = torch.tensor([1.0, 0.0, 0.25, -2.0], dtype=torch.float64)
     stand_in = torch.randn(4, 13, dtype=torch.float64)
-    gated = Gate({("encoder", 0): factors}, {("encoder", 0): stand_in})(call)
+    gated = HeadGate({("encoder", 0): factors}, {("encoder", 0): stand_in})(call)
     for batch in range(2):
         for head in range(4):
             for query in range(5):
@@ -36,17 +37,17 @@ def test_a_gate_multiplies_each_heads_output_and_puts_a_vector_in_its_place():
 
 def test_an_open_gate_and_other_places_change_no_bit():
     call = make_call()
-    open_gate = Gate({("encoder", 0): torch.ones(3)}, {("encoder", 0): torch.randn(3, 13)})
+    open_gate = HeadGate({("encoder", 0): torch.ones(3)}, {("encoder", 0): torch.randn(3, 13)})
     assert torch.equal(open_gate(call), attend(call))
     closed = torch.zeros(3)
-    elsewhere = Gate({("decoder", 0): closed, ("encoder", 1): closed})
+    elsewhere = HeadGate({("decoder", 0): closed, ("encoder", 1): closed})
     assert torch.equal(elsewhere(call), attend(call))
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (3, 3), (2, 1), (2, 3, 1), ()])
 def test_factors_that_would_be_broadcast_are_refused(shape):
     with pytest.raises(ValueError, match="3 heads and 2 texts"):
-        Gate({("encoder", 0): torch.ones(shape)})(make_call())
+        HeadGate({("encoder", 0): torch.ones(shape)})(make_call())
 
 
 # Zeroing weights by hand ------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ def test_ablation_by_the_seam_is_zeroing_the_weights_by_hand(name, kind, zero):
             expected = by_hand(**given, output_hidden_states=True)
             factors = torch.ones(n_heads)
             factors[head] = 0
-            ours = model.outputs(batch, Gate({(kind, layer): factors}))
+            ours = model.outputs(batch, HeadGate({(kind, layer): factors}))
             whole = model.outputs(batch, attend)
         torch.testing.assert_close(
             ours.logits, expected.logits, rtol=1e-6, atol=1e-6 * float(expected.logits.abs().max())
@@ -114,8 +115,8 @@ def test_a_query_head_goes_without_its_group():
         group = by_hand(input_ids=batch.ids).logits
         first_out = torch.tensor([0.0, 1, 1, 1, 1, 1])
         three_out = torch.tensor([0.0, 0, 0, 1, 1, 1])
-        one = model.outputs(batch, Gate({("decoder", 1): first_out})).logits
-        three = model.outputs(batch, Gate({("decoder", 1): three_out})).logits
+        one = model.outputs(batch, HeadGate({("decoder", 1): first_out})).logits
+        three = model.outputs(batch, HeadGate({("decoder", 1): three_out})).logits
     torch.testing.assert_close(three, group, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(one, group, atol=1e-3)
 
@@ -125,7 +126,7 @@ def test_a_query_head_goes_without_its_group():
 
 def _gates(model, batch, times, place, n_heads):
     factors = torch.rand(times * len(batch.ids), n_heads, generator=torch.Generator().manual_seed(3))
-    return Gate({place: factors})
+    return HeadGate({place: factors})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -158,7 +159,7 @@ def test_a_model_is_left_as_it_was():
     before = source(input_ids=batch.ids).logits
     with torch.no_grad():
         rerun = model.rerun(batch)
-        rerun.again(Gate({}), 2)
+        rerun.again(HeadGate({}), 2)
     assert all("forward" not in vars(module) for module in source.modules())
     torch.testing.assert_close(source(input_ids=batch.ids).logits, before)
 
@@ -173,7 +174,7 @@ def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch):
     with torch.no_grad():
         rerun = model.rerun(batch)
         assert {rerun.block([place]) for place in rerun.calls} == {0}
-        gate = Gate({("encoder", 2): torch.zeros(3)})
+        gate = HeadGate({("encoder", 2): torch.zeros(3)})
         torch.testing.assert_close(rerun.again(gate).hidden, model.outputs(batch, gate).hidden)
 
 

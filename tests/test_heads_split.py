@@ -36,12 +36,12 @@ class Dense:
             model.static_embeddings,
             model.run,
         )
-        self.blocks, self.writer = model.blocks, None
+        self.blocks, self.text_generator = model.blocks, None
 
     def run(self, batch, probe):
-        from attnscope.core.attention.probes import Weights
+        from attnscope.core.attention.probes import WeightsRecorder
 
-        assert isinstance(probe, Weights)
+        assert isinstance(probe, WeightsRecorder)
         return self._run(batch, probe)
 
 
@@ -137,7 +137,7 @@ def test_models_that_only_have_dense_weights_give_the_same(own):
 def test_an_encoder_decoder_writes_again_what_it_reads(road, tmp_path):
     import torch
 
-    from attnscope.core.attention.probes import Weights
+    from attnscope.core.attention.probes import WeightsRecorder
     from attnscope.core.facts import TextFacts
     from attnscope.core.measures import measures_of_weights
     from attnscope.models.model import Batch
@@ -153,7 +153,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road, tmp_path):
         target = torch.cat([torch.tensor([[0]]), ids[:, :-1]], 1)
         special = torch.from_numpy(tokens.special)[None]
         of_target = torch.cat([torch.tensor([[True]]), special[:, :-1]], 1)
-        probe = Weights()
+        probe = WeightsRecorder()
         model.run(Batch(ids, target_ids=target), probe)
         read = TextFacts(real=ids >= 0, special=special, ids=ids)
         written = TextFacts(real=ids >= 0, special=of_target, ids=target)

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load, resolve
@@ -46,7 +46,7 @@ def adapted(base, folder, cls, targets, **more):
 
 
 def maps(model, ids):
-    probe = Weights()
+    probe = WeightsRecorder()
     model.run(Batch(ids), probe)
     (found,) = probe.maps.values()
     return torch.stack(list(found.values()))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, resolve
 from attnscope.models.hf.loading import load_huggingface
@@ -103,7 +103,7 @@ def test_a_head_that_is_missing_is_told_by_its_place(tmp_path):
     shown = opened(folder)
     assert "The files hold no lm_head; attention does not depend on it." in shown.info.notes
     with pytest.raises(AttnscopeError, match="without a language-model head"):
-        shown.writer.generate(shown.tokenizer.encode_ids([5, 6]), 2)
+        shown.text_generator.generate(shown.tokenizer.encode_ids([5, 6]), 2)
 
 
 def _with_norms(weights):
@@ -175,7 +175,7 @@ def test_the_class_that_the_configuration_names_is_loaded_where_it_is_an_encoder
     assert shown.info.kinds == ("encoder",)
     assert shown.info.n_layers == (2,)
     ids = torch.randint(5, 55, (1, 11))
-    probe = Weights()
+    probe = WeightsRecorder()
     hidden = shown.run(Batch(ids), probe)
     with torch.no_grad():
         twin = cls.from_pretrained(folder, attn_implementation="eager")(ids, output_attentions=True)

@@ -9,7 +9,7 @@ import transformers
 from transformers import AutoModel
 from transformers.models.llama import modeling_llama
 
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import check
@@ -133,7 +133,7 @@ def test_a_model_that_changes_itself_as_it_runs_is_left_as_it_is():
     with torch.no_grad():
         before = state(model)
         expected = big_bird()(text(45)).last_hidden_state
-    wrap(model).run(Batch(text(9)), Weights())
+    wrap(model).run(Batch(text(9)), WeightsRecorder())
     assert state(model) == before
     assert model.attention_type == "block_sparse"
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_short_texts_are_attended_to_in_full_and_sparse_maps_are_refused_whateve
     full = big_bird(attention_type="original_full")
     full.load_state_dict(big_bird().state_dict())
     for n in (9, 28):
-        probe = Weights()
+        probe = WeightsRecorder()
         hidden = shown.run(Batch(text(n)), probe)
         with torch.no_grad():
             twin = full(text(n), output_attentions=True)
@@ -155,4 +155,4 @@ def test_short_texts_are_attended_to_in_full_and_sparse_maps_are_refused_whateve
         # At inference every random block is block 0: attended to twice, with one of its weights given out.
         for length in (29, 45, 48):
             with pytest.raises(AttnscopeError, match=r"text of \d+ tokens .* no softmax weights"):
-                shown.run(Batch(text(length)), Weights())
+                shown.run(Batch(text(length)), WeightsRecorder())

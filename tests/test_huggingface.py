@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AutoModel
 from transformers.masking_utils import AttentionMaskInterface
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import seam
@@ -63,7 +63,7 @@ def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type):
         with torch.no_grad():
             own = model(**inputs).last_hidden_state
         real = batch.target_mask if model.config.is_encoder_decoder else batch.mask
-        for probe in (Weights(), Weights(layers=[1]), attend):
+        for probe in (WeightsRecorder(), WeightsRecorder(layers=[1]), attend):
             hidden = shown.run(batch, probe)
             gap = (hidden - own).abs()
             assert float((gap if real is None else gap[real]).max()) < 5e-5 * float(own.abs().max())
@@ -101,7 +101,7 @@ def test_pictures_and_sounds_pass_the_seam_too(model_type, input_name):
     # At the seam, and by the model's own eager attention.
     shown = wrap(model)
     assert shown.info.path == "seam"
-    probe = Weights()
+    probe = WeightsRecorder()
     hidden = shown.run_inputs(inputs, probe)
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -277,7 +277,7 @@ def test_the_window_of_an_encoder_reaches_to_either_side():
     )
     shown = wrap(AutoModel.from_config(config))
     assert "A sliding window of 2 tokens to either side in encoder layers 1." in shown.info.notes
-    probe = Weights()
+    probe = WeightsRecorder()
     shown.run(Batch(torch.arange(10, 19)[None]), probe)
     places = torch.arange(9)
     far = (places[:, None] - places).abs() > 2
@@ -288,7 +288,7 @@ def test_the_window_of_an_encoder_reaches_to_either_side():
 
 def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers():
     shown = wrap(tiny("jamba"))
-    probe = Weights()
+    probe = WeightsRecorder()
     shown.run(batches(False)[0], probe)
     assert shown.info.n_layers == (3,)
     assert shown.survey.layers == {"decoder": (1,)}
@@ -349,7 +349,7 @@ def test_a_model_in_memory_is_left_as_it_is(model_type):
     model = tiny(model_type).train()
     before = model.config.to_dict(), model.config._attn_implementation
     shown = wrap(model)
-    shown.run(batches(model.config.is_encoder_decoder)[0], Weights())
+    shown.run(batches(model.config.is_encoder_decoder)[0], WeightsRecorder())
     assert (model.config.to_dict(), model.config._attn_implementation) == before
     assert all(module.training for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -370,7 +370,7 @@ def test_an_exception_in_the_middle_leaves_nothing_behind():
     assert seam._run.get() is None
     assert model.config._attn_implementation == "sdpa"
     assert model.training
-    probe = Weights()
+    probe = WeightsRecorder()
     shown.run(batch, probe)
     assert list(probe.maps["decoder"]) == [0, 1, 2]
 
@@ -391,14 +391,14 @@ def test_threads_do_not_see_each_other():
     batch = batches(False)[0]
     expected = {}
     for name, shown in (("llama", first), ("bert", second)):
-        probe = Weights()
+        probe = WeightsRecorder()
         shown.run(batch, probe)
         expected[name] = probe.maps
     wrong = []
 
     def work(name, shown):
         for _ in range(15):
-            probe = Weights()
+            probe = WeightsRecorder()
             shown.run(batch, probe)
             (kind,) = expected[name]
             if set(probe.maps) != {kind} or list(probe.maps[kind]) != list(expected[name][kind]):

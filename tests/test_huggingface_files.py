@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.catalog import Source
@@ -38,7 +38,7 @@ def test_loading_from_a_folder_equals_transformers(tiny_bert, capfd):
     batch = Batch(
         torch.from_numpy(tokens.ids)[None], segments=torch.from_numpy(tokens.segments)[None].long()
     )
-    probe = Weights()
+    probe = WeightsRecorder()
     hidden = shown.run(batch, probe)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_bert)
     model = AutoModel.from_pretrained(tiny_bert, attn_implementation="eager")
@@ -198,32 +198,32 @@ def test_generate_takes_the_most_probable_token_each_time():
         for _ in range(9):
             expected.append(int(model(torch.tensor([expected])).logits[0, -1].argmax()))
     given = shown.tokenizer.encode_ids(ids)
-    assert shown.writer.generate(given, 9).ids.tolist() == expected
-    assert len(shown.writer.generate(given, 99)) == 32
+    assert shown.text_generator.generate(given, 9).ids.tolist() == expected
+    assert len(shown.text_generator.generate(given, 99)) == 32
 
-    tokens = shown.writer.generate(given, 4)
+    tokens = shown.text_generator.generate(given, 4)
     assert tokens.ids.tolist() == expected[:7]
     assert tokens.n_given == 3
 
     model.generation_config.eos_token_id = [expected[5]]
-    assert shown.writer.generate(given, 9).ids.tolist() == expected[:5]
+    assert shown.text_generator.generate(given, 9).ids.tolist() == expected[:5]
 
 
 def test_who_cannot_write_says_so():
-    assert wrap(tiny("bert")).writer is None
+    assert wrap(tiny("bert")).text_generator is None
     with pytest.raises(AttnscopeError, match="bert cannot continue a text"):
         attnscope.heatmap(wrap(tiny("bert")), "5", generate=3)
-    headless = wrap(tiny("llama")).writer
-    writer = wrap(causal_lm()).writer
+    headless = wrap(tiny("llama")).text_generator
+    text_generator = wrap(causal_lm()).text_generator
     tokens = NumbersTokenizer().encode("5")
     with pytest.raises(AttnscopeError, match="without a language-model head"):
         headless.generate(tokens, 3)
     with pytest.raises(AttnscopeError, match="nothing to continue"):
-        writer.generate(tokens.take(np.arange(0)), 3)
+        text_generator.generate(tokens.take(np.arange(0)), 3)
     with pytest.raises(AttnscopeError, match="no encoder-decoder"):
-        writer.encode_target("the cat")
+        text_generator.encode_target("the cat")
     with pytest.raises(AttnscopeError, match="has a decoder that answers"):
-        wrap(tiny("t5")).writer.generate(tokens, 3)
+        wrap(tiny("t5")).text_generator.generate(tokens, 3)
 
 
 def test_a_model_saved_with_its_head_writes_after_loading(tmp_path):
@@ -233,7 +233,7 @@ def test_a_model_saved_with_its_head_writes_after_loading(tmp_path):
     write_tokenizer(folder)
     shown = load_huggingface(folder_source(folder))
     written = [
-        one.writer.generate(NumbersTokenizer().encode("7 30"), 5).ids.tolist()
+        one.text_generator.generate(NumbersTokenizer().encode("7 30"), 5).ids.tolist()
         for one in (shown, wrap(model))
     ]
     assert written[0] == written[1]
@@ -252,7 +252,7 @@ def test_the_greedy_target_of_an_encoder_decoder(model_type):
     model.generation_config.forced_eos_token_id = None
     shown = wrap(model)
     tokens = shown.tokenizer.encode_ids([11, 12, 13, 14])
-    target = shown.writer.greedy_target(tokens, 5)
+    target = shown.text_generator.greedy_target(tokens, 5)
     expected = [2]
     with torch.no_grad():
         for _ in range(5):
@@ -263,7 +263,7 @@ def test_the_greedy_target_of_an_encoder_decoder(model_type):
     expected = expected[: expected.index(98)] if 98 in expected else expected
     assert target.ids.tolist() == expected
     assert target.n_given == 1
-    probe = Weights()
+    probe = WeightsRecorder()
     batch = Batch(torch.from_numpy(tokens.ids)[None], target_ids=torch.from_numpy(target.ids)[None])
     assert shown.run(batch, probe).shape[1] == len(expected)
     assert set(probe.maps) == {"encoder", "decoder", "cross"}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.probes import HeadGate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
-from attnscope.studies.ablate.measurers import Passes, measure_importance, outputs_of, shapes_of
-from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.measurers import PassSettings, measure_importance, outputs_of, shapes_of
+from attnscope.studies.ablate.reading import BatchReader
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [
@@ -31,7 +31,7 @@ def _loss(model, read, place, head, factor):
     factors = torch.ones(model.info.n_heads[0], dtype=torch.float64)
     factors[head] = factor
     with torch.no_grad():
-        logits = model.outputs(read.batch, Gate({place: factors})).logits
+        logits = model.outputs(read.batch, HeadGate({place: factors})).logits
     assert logits is not None
     logs = logits[read.rows, read.positions].log_softmax(-1)
     return float(-logs.gather(-1, read.answers[:, None]).mean())
@@ -40,9 +40,9 @@ def _loss(model, read, place, head, factor):
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "decoder"), ("gpt_neox", "decoder")])
 def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name, kind):
     model = _model(name)
-    reader = Reader(model, "causal")
-    known = shapes_of(outputs_of(Passes(reader, TEXTS)))
-    found = measure_importance(Passes(reader, TEXTS), known)
+    reader = BatchReader(model, "causal")
+    known = shapes_of(outputs_of(PassSettings(reader, TEXTS)))
+    found = measure_importance(PassSettings(reader, TEXTS), known)
     for place, head in [((kind, 0), 0), ((kind, 1), 1)]:
         slopes = []
         for text in TEXTS:
@@ -60,15 +60,15 @@ def ratio_of(part, place, head):
 
 
 def _reads(reader, texts):
-    from attnscope.corpus import Block
+    from attnscope.corpus import TextBlock
 
-    return [reader.read(rows) for rows in reader.batches(Block(0, tuple(texts)))]
+    return [reader.read(rows) for rows in reader.batches(TextBlock(0, tuple(texts)))]
 
 
 def test_a_text_without_predictions_counts_nothing():
     model = _model("gpt2")
-    reader = Reader(model, "causal")
+    reader = BatchReader(model, "causal")
     lone = CorpusText(3, "texts", 4, ids=(5,))
-    known = shapes_of(outputs_of(Passes(reader, TEXTS)))
-    found = measure_importance(Passes(reader, [*TEXTS, lone]), known)
+    known = shapes_of(outputs_of(PassSettings(reader, TEXTS)))
+    found = measure_importance(PassSettings(reader, [*TEXTS, lone]), known)
     assert found.done.sums.total("c")[0] == 3

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.errors import AttnscopeError
 from attnscope.studies.inputs.texts import batch_of
 from tests.input_cases import CASES
@@ -27,7 +27,7 @@ def load(model, inputs, labels=None):
 
 def maps_of(model):
     """The weights of all sequences of the first pass, by layer, (sequence, head, query, key)."""
-    probe = Weights()
+    probe = WeightsRecorder()
     model.run(batch_of([model.tokenizer.encode(text) for text in model.texts]), probe)
     return list(probe.maps[model.info.kinds[0]].values())  # type: ignore[index]
 
@@ -172,7 +172,7 @@ def test_sequences_are_told_apart_and_named_alone():
         "u",
     ]
     whole = maps_of(loaded)[0]
-    probe = Weights()
+    probe = WeightsRecorder()
     loaded.run(batch_of([loaded.tokenizer.encode(text) for text in ("4", "1")]), probe)
     torch.testing.assert_close(probe.maps["decoder"][0], whole[[4, 1]])
     assert attnscope.heads(loaded, loaded.texts).corpus["n_texts"] == 5

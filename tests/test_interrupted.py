@@ -10,7 +10,7 @@ import pytest
 from attnscope.output import choose_folder
 from attnscope.results.storage import write_whole
 from attnscope.studies.ablate import measurers as ablation
-from attnscope.studies.ablate.measurers import Cutting
+from attnscope.studies.ablate.measurers import AblationMeasurer
 from attnscope.studies.compare import study as compare_study
 from attnscope.studies.compare.study import PairMeasurer
 from attnscope.studies.heads import study as heads_study
@@ -81,7 +81,7 @@ def test_where_nothing_was_done_nothing_is_written_or_said(stem, run, tmp_path, 
         raise KeyboardInterrupt
 
     interrupt(0)
-    for measurer in (HeadMeasurer, PairMeasurer, Cutting, LinkMeasurer):
+    for measurer in (HeadMeasurer, PairMeasurer, AblationMeasurer, LinkMeasurer):
         monkeypatch.setattr(measurer, "measure", interrupted)
     assert run(*COMMANDS[stem], "-m", "own", "-o", "out", "--json") == (130, "", "error: interrupted\n")
     assert not (tmp_path / "out").exists()
@@ -91,7 +91,7 @@ def test_where_nothing_was_done_nothing_is_written_or_said(stem, run, tmp_path, 
 def test_of_an_interrupted_first_block_the_texts_that_are_done_count(
     stem, run, tmp_path, interrupt, monkeypatch
 ):
-    for measurer in (HeadMeasurer, PairMeasurer, Cutting, LinkMeasurer):
+    for measurer in (HeadMeasurer, PairMeasurer, AblationMeasurer, LinkMeasurer):
         monkeypatch.setattr(measurer, "batches", one_by_one(measurer.batches))
     interrupt(2)
     status, out, err = run(*COMMANDS[stem], "-m", "own", "--json")

@@ -140,7 +140,7 @@ def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run, tmp_path):
         problem.reason
         == "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out"
     )
-    short = Corpus([tmp_path / "a.txt"], most_characters=8)
+    short = Corpus([tmp_path / "a.txt"], max_characters=8)
     assert [text.text for text in short] == ["the cat ", "a dog"]
 
 
@@ -204,9 +204,9 @@ def test_a_device_without_end_is_not_read(run, command):
 
 def test_a_pipe_that_is_written_late_is_read(run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    writer = threading.Timer(0.3, lambda: (tmp_path / "pipe").write_text("the cat"))
-    writer.start()
+    text_generator = threading.Timer(0.3, lambda: (tmp_path / "pipe").write_text("the cat"))
+    text_generator.start()
     status, _, err = run("heatmap", "--file", "pipe", "-m", "own", "-f", "npz", "-o", "out")
-    writer.join()
+    text_generator.join()
     assert status == 0, err
     assert attnscope.load_record(tmp_path / "out").text == "the cat"

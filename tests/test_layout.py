@@ -34,7 +34,7 @@ def labelled(n, shape, label_px=60, **more):
     """Maps with labels at their left and below."""
     room = Margins(left=label_px, above=26, below=label_px)
     least = max(2, min(9, 1000 // max(shape)))
-    return PanelRequest(n=n, shape=shape, margins=lambda cell: room, least_cell_px=least, **more)
+    return PanelRequest(n=n, shape=shape, margins=lambda cell: room, min_cell_px=least, **more)
 
 
 def boxes_of(places):

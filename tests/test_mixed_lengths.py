@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
 from attnscope.models.hf.examples import mixes_lengths
 from attnscope.models.model import Batch, MixedLengthsError
@@ -52,7 +52,7 @@ def padded(lengths, *, left=False):
 def test_what_padding_would_change_is_refused(make):
     model = make()
     mixed = padded([9, 40])
-    for run, probe in ((model.run, attend), (model.run, Weights()), (model.outputs, attend)):
+    for run, probe in ((model.run, attend), (model.run, WeightsRecorder()), (model.outputs, attend)):
         with pytest.raises(MixedLengthsError, match="padding a text of 9 tokens to 40"):
             run(mixed, probe)
     with pytest.raises(MixedLengthsError):

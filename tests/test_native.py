@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import attnscope
 import attnscope.models as models
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
@@ -55,7 +55,7 @@ def batch_of(encoded, padding_id=0):
 
 def assert_same_as_eager(model, reference, batch, *, segments=True):
     """Hidden states and every map agree wherever a token is real, and no weight falls on padding."""
-    weights = Weights()
+    weights = WeightsRecorder()
     hidden = model.run(batch, weights)
     mask = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
     given = {"token_type_ids": batch.segments} if segments and batch.segments is not None else {}
@@ -86,7 +86,7 @@ def test_minilm_in_a_padded_batch_of_unequal_texts(minilm, theirs):
 def test_what_minilm_is_known_to_do(minilm):
     def weights(text):
         tokens = minilm.tokenizer.encode(text)
-        probe = Weights()
+        probe = WeightsRecorder()
         minilm.run(Batch(torch.as_tensor(tokens.ids)[None]), probe)
         it, animal, street = (tokens.labels.index(word) for word in ("it", "animal", "street"))
         return probe.maps["encoder"][3][0, 1, it, [animal, street]].numpy(), probe.maps["encoder"][0][

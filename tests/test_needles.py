@@ -8,10 +8,10 @@ import transformers
 import attnscope
 from attnscope import NeedleOptions, retrieval_heads
 from attnscope.core.attention import tiles
-from attnscope.core.attention.probes import Gate, HeadReader, Weights
+from attnscope.core.attention.probes import HeadGate, HeadRecorder, WeightsRecorder
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.tiles import attend_lean
-from attnscope.corpus import Hay, depth_range, needle_probe
+from attnscope.corpus import NeedleSource, depth_range, needle_probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.studies.inputs.options import LoadOptions
@@ -43,7 +43,7 @@ def scores(findings, measure="retrieval"):
 
 
 def test_answers_are_where_the_probe_says_and_nowhere_else():
-    hay = Hay(np.arange(100, 400), before=(7,))
+    hay = NeedleSource(np.arange(100, 400), before=(7,))
     made = list(needle_probe(hay, 7, (0.0, 0.3, 1.0), 60, 3))
     assert [needle.depth for needle in made] == [0.0, 0.3, 1.0, 0.0, 0.3, 1.0, 0.0]
     for needle in made:
@@ -73,7 +73,9 @@ def test_a_text_hides_a_sentence_between_two_others():
 
     text = np.array(encode("the cat sat. a dog ran. " * 40))
     vocabulary = np.arange(28, 200)
-    for needle in needle_probe(Hay(vocabulary, text, encode, frozenset({26})), 4, (0.5, 0.9), 700, 0):
+    for needle in needle_probe(
+        NeedleSource(vocabulary, text, encode, frozenset({26})), 4, (0.5, 0.9), 700, 0
+    ):
         np.testing.assert_array_equal(needle.ids[needle.places], needle.answer)
         cue = encode(" The secret words of the ")
         thing = needle.ids[: needle.places[0]].tolist()
@@ -85,7 +87,7 @@ def test_a_text_hides_a_sentence_between_two_others():
 # The probe at the seam ---------------------------------------------------------------------------------------------
 
 
-def writer(model_type):
+def text_generator(model_type):
     """A small random decoder with its head; Mistral's sees five tokens back."""
     more = {"sliding_window": 5} if model_type == "mistral" else {}
     config = transformers.AutoConfig.for_model(
@@ -107,7 +109,7 @@ def writer(model_type):
 
 def strongest_of(queries):
     some = torch.arange(queries.start, queries.stop)
-    return HeadReader(lambda call: rows_of(call, some).argmax(-1).cpu())
+    return HeadRecorder(lambda call: rows_of(call, some).argmax(-1).cpu())
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])
@@ -115,12 +117,12 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type, monkeypatch):
     """Neither as heads are looked at, nor as they are taken out; what is done for long texts, on one of 640 tokens."""
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
-    model = writer(model_type)
+    model = text_generator(model_type)
     n = 640
     batch = Batch(torch.randint(1, 50, (1, n)))
     probes = (
         lambda: strongest_of(slice(n - 8, n)),
-        lambda: Gate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
+        lambda: HeadGate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
     )
     for probe in probes:
         model.outputs(batch, probe(), last=8)  # what is made once and kept
@@ -151,7 +153,7 @@ def test_the_planted_head_is_found_and_no_other(found):
 def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths):
     """One that writes nothing, in a model that copies by another."""
     options = NeedleOptions(lengths=(64,), n=30, depths=depths)
-    hay = Hay(np.array(planted_model().tokenizer.ordinary_ids()))
+    hay = NeedleSource(np.array(planted_model().tokenizer.ordinary_ids()))
     offsets = [64 - 1 - 5 - int(needle.places[0]) for needle in needle_probe(hay, 30, depths, 64, 0)]
     likely = max(set(offsets), key=offsets.count)
     found = retrieval_heads(wrap(planted_decoder(offset=likely)), options=options)
@@ -186,12 +188,12 @@ def test_scores_are_those_of_plain_loops():
     model = wrap(network)
     options = NeedleOptions(lengths=(50,), n=40, depths=(0.5, 1.0), answer=4)
     found = retrieval_heads(model, options=options)
-    hay = Hay(np.array(model.tokenizer.ordinary_ids()))
+    hay = NeedleSource(np.array(model.tokenizer.ordinary_ids()))
     counted = np.zeros((2, 3, 2))
     copied = 0
     total = 0
     for needle in needle_probe(hay, 40, (0.5, 1.0), 50, 0, answer=4):
-        probe = Weights()
+        probe = WeightsRecorder()
         logits = model.outputs(Batch(torch.from_numpy(needle.ids[:-1])[None]), probe).logits[0]
         for number, token in enumerate(needle.answer.tolist()):
             query = 50 - 4 + number - 1

@@ -13,8 +13,8 @@ from attnscope import options as asked
 from attnscope.cli.build import command
 from attnscope.errors import UsageError
 from attnscope.options import refuse_beside
-from attnscope.studies.heads.options import HeadsOptions, HeadsOrder
-from attnscope.studies.inputs.options import OneText, SharedWork, TextsWanted
+from attnscope.studies.heads.options import HeadsCommandOptions, HeadsOptions
+from attnscope.studies.inputs.options import CorpusOptions, OneTextOptions, WorkerOptions
 
 COMMANDS = cli.commands()
 
@@ -99,7 +99,7 @@ def test_help_fits_a_screen(name, monkeypatch, run):
 
 
 def test_python_and_the_command_line_have_the_same_defaults():
-    order = HeadsOrder()
+    order = HeadsCommandOptions()
     assert order.describing.apply(order.heads) == HeadsOptions()
     assert HeadsOptions().describe is not None
 
@@ -117,11 +117,11 @@ def test_there_are_at_most_ninety_options():
 @pytest.mark.parametrize(
     ("groups", "others", "named"),
     [
-        ([OneText("a")], {}, "TEXT"),
-        ([TextsWanted(split="file"), SharedWork()], {}, "--split"),
-        ([TextsWanted(files=("a",))], {}, "--file"),
-        ([TextsWanted(), SharedWork(workers=2)], {}, "--workers"),
-        ([TextsWanted(), SharedWork()], {"chunk": 5, "probe": None}, "--chunk"),
+        ([OneTextOptions("a")], {}, "TEXT"),
+        ([CorpusOptions(split="file"), WorkerOptions()], {}, "--split"),
+        ([CorpusOptions(files=("a",))], {}, "--file"),
+        ([CorpusOptions(), WorkerOptions(workers=2)], {}, "--workers"),
+        ([CorpusOptions(), WorkerOptions()], {"chunk": 5, "probe": None}, "--chunk"),
     ],
 )
 def test_what_cannot_be_given_beside_an_option_is_named(groups, others, named):

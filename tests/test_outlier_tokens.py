@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.facts import TextFacts, outlying
 from attnscope.models.inside.projections import watch_norms
 from attnscope.models.model import Batch
@@ -66,7 +66,7 @@ def test_the_mass_on_outlying_tokens():
     counts = 0
     active = np.zeros((2, 6))
     for text in texts:
-        probe = Weights()
+        probe = WeightsRecorder()
         with torch.no_grad():
             model.run(Batch(torch.tensor([text.ids])), probe)
         at = list(text.ids).index(LOUD)
@@ -97,7 +97,7 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine, tmp_path):
     tokens = torch.from_numpy(model.tokenizer.encode("the cat saw a cat").ids)[None]
     plain = AutoModel.from_pretrained(folder)(input_ids=tokens, output_hidden_states=True)
     with torch.no_grad(), watch_norms(model.blocks()) as norms:
-        model.run(Batch(tokens), Weights())
+        model.run(Batch(tokens), WeightsRecorder())
         for layer in range(2):
             seen = norms("encoder", layer)
             assert seen is not None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope.models as models
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
@@ -64,7 +64,7 @@ def sample_texts():
 
 def weights_of(glass_box, batch):
     """(layer, batch, head, query, key) and the residual stream at the end."""
-    probe = Weights()
+    probe = WeightsRecorder()
     with torch.inference_mode():
         hidden = glass_box.run(batch, probe)
     (layers,) = probe.maps.values()
@@ -206,7 +206,7 @@ def test_places_are_exact_up_to_the_limit():
         assert attention[4, row, same].sum() > 0.995
         assert attention[5, row, 1] > 0.995
     with pytest.raises(AttnscopeError, match="longer than the 34782"):
-        model("own").run(batch_of(np.append(ids, EOS)), Weights())
+        model("own").run(batch_of(np.append(ids, EOS)), WeightsRecorder())
 
 
 # Masks and precision

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.pages.texts import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
+from attnscope.pages.texts import FINE_STEP, LEFT_UNIT, STEP, max_pieces, pack, pieces_of
 from attnscope.questions.heatmap import AttentionMap
 from tests.record_helpers import map_of, tokens_of
 
@@ -51,7 +51,7 @@ def unpacked(attention, step):
 
 def decoded(attention, hidden, step=STEP):
     """The weights of each head; with special keys hidden the shares of what is left, in the columns that stay."""
-    worth = step / pieces_of(attention.keys, most_pieces(step))
+    worth = step / pieces_of(attention.keys, max_pieces(step))
     special = attention.keys.special
     result = []
     for codes, scales in unpacked(attention, step):
@@ -109,7 +109,7 @@ def test_weights_without_special_tokens_are_as_near(attention):
 
 @pytest.mark.parametrize("step", [STEP, FINE_STEP])
 def test_the_largest_weight_and_the_longest_word_fit(step):
-    long = most_pieces(step) + 20
+    long = max_pieces(step) + 20
     keys = pieced(long, [long], ())
     weights = np.zeros((1, 1, 1, len(keys)), np.float32)
     weights[..., 7] = 1.09

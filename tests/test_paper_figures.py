@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from attnscope.drawing.canvas import Canvas, Drawing
+from attnscope.drawing.canvas import Canvas, FigureRenderer
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
 from attnscope.results.result import load_record as load
@@ -68,7 +68,7 @@ def pages(monkeypatch, tmp_path):
         assert shown
         return shown
 
-    monkeypatch.setattr(Drawing, "vector", look)
+    monkeypatch.setattr(FigureRenderer, "vector", look)
     return draw
 
 

@@ -18,13 +18,13 @@ from transformers import (
 )
 
 import attnscope
-from attnscope.core.interventions import Activations
+from attnscope.core.interventions import ActivationRecorder
 from attnscope.core.pairs import pair_means
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import PATCHED_VALUES, Patching
 from attnscope.studies.patch.pairs import batches_of, read_pairs
-from attnscope.studies.patch.runs import Change, PairRuns, units_of
+from attnscope.studies.patch.runs import PairRuns, PatchSpec, units_of
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -240,19 +240,19 @@ def test_attribution_is_the_slope_of_the_exact_effect(by):
     read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
     (batch,) = batches_of(model, read, range(3))
     runs = PairRuns(model, batch, "noise")
-    own = Activations()
+    own = ActivationRecorder()
     step = 1e-5
     model.outputs(batch.clean, own)
     estimates = runs.attribution(by)
 
-    class Between(Activations):
+    class Between(ActivationRecorder):
         def values(self, by, place, heads):
             there = runs.source.values(by, place, heads)
             here = own.values(by, place, heads)
             return here + step * (there - here)
 
     for unit in list(units_of(own.calls, by).values())[::5]:
-        moved = runs.effects([Change(unit, by)], Between())[0] / step
+        moved = runs.effects([PatchSpec(unit, by)], Between())[0] / step
         slope = estimates[unit.place][:, unit.number].sum(1)
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
 

@@ -55,8 +55,10 @@ def eager_weights(model, inputs):
 @pytest.mark.parametrize("name", ACROSS)
 def test_weights_are_those_of_eager_attention(name, models):
     made = attnscope.picture_heatmap(models[name], photos_for(name), QUESTION, generate=4)
-    reader = models[name].viewer.model
-    seen = models[name].viewer.view([read_photo(photo) for photo in photos_for(name)], QUESTION, 4)
+    reader = models[name].image_text_reader.model
+    seen = models[name].image_text_reader.view(
+        [read_photo(photo) for photo in photos_for(name)], QUESTION, 4
+    )
     true = eager_weights(reader, dict(seen.inputs))
     assert tuple(m.kind for m in made.maps) == KINDS[name]
     assert len(made.pictures) == len(photos_for(name))

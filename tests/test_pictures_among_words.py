@@ -41,7 +41,7 @@ def test_weights_are_those_of_eager_attention(name, folders, models):
     assert (model.info.path, model.info.kinds, model.info.checked) == ("seam", ("decoder",), True)
     photos = [noise(*SIZES[0]), noise(*SIZES[1], seed=1)]
     made = attnscope.picture_heatmap(model, photos, QUESTION, generate=5)
-    seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION, 5)
+    seen = model.image_text_reader.view([read_photo(photo) for photo in photos], QUESTION, 5)
     eager = AutoModelForImageTextToText.from_pretrained(
         folders[name], attn_implementation="eager"
     ).eval()
@@ -64,10 +64,10 @@ def test_weights_are_those_of_eager_attention(name, folders, models):
 
 def _embeddings(model, photos):
     """What is seen, and what the language model is given at each token; or what cross-attention goes to."""
-    seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION)
-    base = model.viewer.model.base
+    seen = model.image_text_reader.view([read_photo(photo) for photo in photos], QUESTION)
+    base = model.image_text_reader.model.base
     if seen.axes:
-        return seen, _cross_keys(model.viewer.model, seen.inputs)
+        return seen, _cross_keys(model.image_text_reader.model, seen.inputs)
     inner = getattr(base, "language_model", None) or base.text_model
     kept = []
     hook = inner.register_forward_pre_hook(
@@ -111,7 +111,7 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
         *(".out_proj.", ".o_proj.", ".projection_layer.", "attn.proj."),
         *("self_attn.projection.", "attention.output.dense."),
     )
-    for key, parameter in model.viewer.model.base.named_parameters():
+    for key, parameter in model.image_text_reader.model.base.named_parameters():
         if ("vis" in key or key.startswith("encoder.")) and any(part in key for part in attends):
             # What is left of the tower looks at each patch alone, as long as this test lasts: others use the model.
             monkeypatch.setattr(parameter, "data", torch.zeros_like(parameter))
@@ -175,7 +175,7 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
 def test_pictures_are_what_was_seen_of_the_photo(name, models):
     """The picture put together from tiles is the photo, resized: a photo of slopes stays one of slopes."""
     height, width = SIZES[0]
-    seen = models[name].viewer.view([read_photo(slopes(height, width))], QUESTION)
+    seen = models[name].image_text_reader.view([read_photo(slopes(height, width))], QUESTION)
     for picture in seen.pictures:
         left, top, right, bottom = picture.area
         x = left + (np.arange(picture.pixels.shape[1]) + 0.5) / picture.pixels.shape[1] * (right - left)

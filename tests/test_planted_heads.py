@@ -8,7 +8,7 @@ import attnscope
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import measures_of_weights
 from attnscope.corpus import CorpusText
-from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
+from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, KindSums
 from attnscope.studies.heads.roles import complete_thresholds
 from attnscope.studies.heads.roles import judge as judge_tallies
 from attnscope.studies.heads.study import heads
@@ -29,7 +29,7 @@ def causal(n):
 
 def tally_of_texts(sums):
     """One layer's measures of some texts, as a study adds them up."""
-    tally = Tally.empty("decoder", (0,), sums[0].sum.shape[2], sums[0].names)
+    tally = KindSums.empty("decoder", (0,), sums[0].sum.shape[2], sums[0].names)
     for one in sums:
         of = {
             name: np.moveaxis(getattr(one, name), 0, -1)[:, None]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from attnscope.core.attention import pooling, tiles
 from attnscope.core.attention import seam as attention
-from attnscope.core.attention.pooling import Grid
-from attnscope.core.attention.probes import HeadReader, Weights
+from attnscope.core.attention.pooling import PoolingGrid
+from attnscope.core.attention.probes import HeadRecorder, WeightsRecorder
 from attnscope.core.attention.row_samples import rows_of
 from tests.core_helpers import EXACT, calls, make_call, read_tiles
 
@@ -51,7 +51,7 @@ def grids(draw, n_queries, n_keys):
         chosen = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
         return None if chosen is None else torch.tensor(chosen)
 
-    return Grid(
+    return PoolingGrid(
         query_cell=draw(st.integers(1, 5)),
         key_cell=draw(st.integers(1, 5)),
         n_links=draw(st.integers(0, 6)),
@@ -91,7 +91,7 @@ def test_pooling_is_what_its_definition_says_of_any_call(data, call, rows, windo
 def test_links_are_far_and_each_is_there_once():
     call = make_call(seed=3, n_queries=97, n_keys=97, is_causal=True)
     first = torch.arange(97) == 0
-    found = pooling.pool_attention(call, Grid(4, 4, n_links=20, far=8, no_key=first))
+    found = pooling.pool_attention(call, PoolingGrid(4, 4, n_links=20, far=8, no_key=first))
     for places in found.link_places.flatten(0, 1).tolist():
         assert len({tuple(place) for place in places}) == 20
         assert all(q - k > 8 and k > 0 for q, k in places)
@@ -117,11 +117,13 @@ def test_attend_lean_gives_what_attend_gives(call, window):
 def test_probes_keep_chosen_layers_and_heads_alone():
     call = make_call(seed=2, n_queries=11, n_keys=11, is_causal=True, n_kv_heads=2, group=2)
     plain = attention.attend(call)
-    whole = Weights(heads=[3, 1])
+    whole = WeightsRecorder(heads=[3, 1])
     whole(call)
     queries = torch.arange(2, 7)
-    part = HeadReader(lambda call: rows_of(call, queries, keys=slice(3)), layers=[0], heads=[3, 1])
-    pooled = HeadReader(lambda call: pooling.pool_attention(call, Grid(2, 3)), layers=[0], heads=[3, 1])
+    part = HeadRecorder(lambda call: rows_of(call, queries, keys=slice(3)), layers=[0], heads=[3, 1])
+    pooled = HeadRecorder(
+        lambda call: pooling.pool_attention(call, PoolingGrid(2, 3)), layers=[0], heads=[3, 1]
+    )
     for probe in (part, pooled):
         assert torch.allclose(probe(call), plain, **EXACT)
         assert torch.allclose(probe(dataclasses.replace(call, layer=1)), plain, **EXACT)

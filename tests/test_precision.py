@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention.calls import full_width, single_head
-from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.probes import HeadGate
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
@@ -80,7 +80,7 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype):
         "lean": attend_lean(call),
         "sums": HeadMeasures(facts)(call),
         "links": keep_links(links)(call),
-        "gate": Gate({("encoder", call.layer): ones, ("decoder", call.layer): ones})(call),
+        "gate": HeadGate({("encoder", call.layer): ones, ("decoder", call.layer): ones})(call),
     }
     for name, output in ways.items():
         assert output.dtype == dtype, name

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attention_weights
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle
 from tests.rounding import require_output
@@ -15,7 +15,7 @@ from tests.rounding import require_output
 @few_examples
 def test_chosen_heads_are_the_oracles_in_the_order_asked_for(call, data):
     heads = data.draw(st.none() | st.lists(st.integers(0, call.n_heads - 1), min_size=1, unique=True))
-    probe = Weights(heads=heads)
+    probe = WeightsRecorder(heads=heads)
     output = probe(call)
     expected_output, expected = oracle(call)
     torch.testing.assert_close(output, expected_output, **EXACT)
@@ -28,11 +28,11 @@ def test_chosen_heads_are_the_oracles_in_the_order_asked_for(call, data):
 @pytest.mark.parametrize("heads", [None, [0], [2, 0]])
 def test_a_model_computes_the_same_with_the_probe(heads):
     call = make_call(dtype=torch.float32, mask_shape=(2, 1, 1, 7), group=2, n_kv_heads=2)
-    require_output(Weights(heads=heads)(call), call)
+    require_output(WeightsRecorder(heads=heads)(call), call)
 
 
 def test_everything_is_kept_by_kind_and_layer():
-    probe = Weights()
+    probe = WeightsRecorder()
     for kind in ("decoder", "cross"):
         for layer in range(2):
             probe(dataclasses.replace(make_call(seed=layer), kind=kind, layer=layer))
@@ -47,7 +47,7 @@ def test_everything_is_kept_by_kind_and_layer():
 
 def test_kept_weights_hold_no_graph_and_leave_gradients_alone():
     call = make_call(requires_grad=True)
-    probe = Weights(heads=[1])
+    probe = WeightsRecorder(heads=[1])
     probe(call).sum().backward()
     kept = probe.maps["encoder"][0]
     assert not kept.requires_grad

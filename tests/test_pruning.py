@@ -6,7 +6,7 @@ import transformers
 from safetensors.torch import load_file
 
 from attnscope.choice import Choice
-from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.probes import HeadGate
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.ablate import AblateOptions
@@ -54,7 +54,7 @@ def test_transformers_loads_it_and_computes_what_the_gated_model_does(
     if batch.target_ids is not None:
         given["decoder_input_ids"] = batch.target_ids
     with torch.no_grad():
-        ours = model.outputs(batch, Gate(gate)).logits
+        ours = model.outputs(batch, HeadGate(gate)).logits
         found = theirs(**given).logits
     assert ours is not None
     torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6 * float(ours.abs().max()))

@@ -298,7 +298,7 @@ def test_a_decoder_alone_of_an_encoder_decoder_writes():
     sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 2) | {"d_model": 24, "vocab_size": 60}
     heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
     model = transformers.BartForCausalLM(transformers.BartConfig(**sizes, **heads)).eval()
-    written = wrap(model).writer.generate(NumbersTokenizer().encode("5 7 9"), 3)
+    written = wrap(model).text_generator.generate(NumbersTokenizer().encode("5 7 9"), 3)
     assert len(written) > written.n_given == 3
 
 

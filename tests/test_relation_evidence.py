@@ -12,7 +12,7 @@ from attnscope.annotated import AnnotatedCorpus, Link
 from attnscope.annotated.texts import merge_equal
 from attnscope.errors import AttnscopeError
 from attnscope.questions.relations import expressed_by
-from attnscope.studies.relations.evidence import Lots
+from attnscope.studies.relations.evidence import HalfSplitter
 from attnscope.studies.relations.study import RelationsOptions, relations
 from tests.conftest import write_tokenizer
 from tests.relation_helpers import Relation, every_relation, judged, part_of, text_of
@@ -143,7 +143,7 @@ def test_a_source_is_in_one_half(own):
     assert found.n_sources == 12
     assert found.n_texts == 60
     assert found.n_texts_scored == 30
-    lots = Lots()
+    lots = HalfSplitter()
     halves = [lots.deal(text.document) for text in texts]
     for first in range(0, 60, 5):
         assert len({by_source for (by_source, _), _ in halves[first : first + 5]}) == 1
@@ -183,7 +183,7 @@ class Overflowing:
 
     def __init__(self, model, token):
         self.info, self.tokenizer, self._model, self._token = model.info, model.tokenizer, model, token
-        self.writer = model.writer
+        self.text_generator = model.text_generator
 
     def run(self, batch, probe):
         bad = (batch.ids == self._token).any(1)

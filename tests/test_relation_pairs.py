@@ -14,7 +14,7 @@ from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.relations import keep_links, links_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.studies.relations.evidence import RULES, Lots, right_rules
+from attnscope.studies.relations.evidence import RULES, HalfSplitter, right_rules
 from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
 from tests.relation_helpers import Relation, text_of
@@ -165,7 +165,7 @@ def test_numbers_are_those_of_dense_weights(marian):
     texts = pairs(12)
     found = relations(marian, texts)
     np.testing.assert_allclose(relations(Eager(marian), texts)["mass"], found["mass"], atol=1e-6)  # type: ignore[arg-type]
-    lots = Lots()
+    lots = HalfSplitter()
     mass = np.zeros((2, 2))
     n_links = 0
     for text in texts:
@@ -178,7 +178,7 @@ def test_numbers_are_those_of_dense_weights(marian):
             return weights @ call.value
 
         ids = torch.from_numpy(marian.tokenizer.encode(text.text).ids)[None]
-        target = torch.from_numpy(marian.writer.encode_target(text.target).ids)[None]
+        target = torch.from_numpy(marian.text_generator.encode_target(text.target).ids)[None]
         with torch.no_grad():
             marian.run(Batch(ids, target_ids=target), probe)
         if lots.deal(None)[0][0] == 0:
@@ -199,7 +199,7 @@ class Eager:
 
     def __init__(self, model):
         self.info, self.tokenizer = replace(model.info, path="eager"), model.tokenizer
-        self.run, self.writer = model.run, model.writer
+        self.run, self.text_generator = model.run, model.text_generator
 
 
 def test_the_probe_across_is_what_plain_loops_give():

@@ -13,7 +13,7 @@ from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.questions.relations import RelationsOptions
-from attnscope.studies.relations.evidence import OFFSETS, RULES, Lots, right_rules
+from attnscope.studies.relations.evidence import OFFSETS, RULES, HalfSplitter, right_rules
 from attnscope.studies.relations.study import relations
 from tests.conftest import SAMPLES, write_tiny
 from tests.record_helpers import require_lossless
@@ -119,7 +119,7 @@ def test_all_numbers_by_plain_loops(own):
     for name in ("again→next", "any→any"):
         one = Relation(found, name)
         by_half = {0: [], 1: []}
-        lots = Lots()
+        lots = HalfSplitter()
         for text in texts:
             (link,) = [link for link in text.links if link.relation == name]
             by_half[lots.deal(None)[0][0]].append((text, link))

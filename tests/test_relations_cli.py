@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.questions.relations import MOST_RELATIONS, Relations, expressed_by, names_of
+from attnscope.questions.relations import MAX_RELATIONS, Relations, expressed_by, names_of
 from attnscope.report.blocks import Grid
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
@@ -129,7 +129,7 @@ def test_the_verdicts():
 def test_the_map_is_drawn_whole(shape, tmp_path):
     result = made_up(60, shape, hostile="$\\alpha$ 中\u202e")
     (grid,) = [block for block in result.report().blocks if isinstance(block, Grid)]
-    assert len(grid.rows) == MOST_RELATIONS
+    assert len(grid.rows) == MAX_RELATIONS
     assert "not shown: 40 more relations" in grid.notes
     assert grid.framed is not None
     assert grid.framed[0, 1]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import assembling, check, survey
 from attnscope.models.hf import model as hf_model
@@ -49,7 +49,7 @@ def load(folder, **how):
 
 
 def weights_of(model):
-    probe = Weights()
+    probe = WeightsRecorder()
     model.run(attnscope.models.Batch(torch.tensor([[3, 7, 9, 4]])), probe)
     return [weights for by_layer in probe.maps.values() for weights in by_layer.values()]
 

@@ -8,7 +8,7 @@ import pytest
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions import ablate
 from attnscope.results import kinds
-from attnscope.results.kinds import Kind
+from attnscope.results.kinds import ResultKind
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Table, count, number, share, text
 
@@ -28,7 +28,7 @@ class Effects(Result):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch):
-    kind = Kind("effects", "record of effects", "questions.ablate:Effects")
+    kind = ResultKind("effects", "record of effects", "questions.ablate:Effects")
     monkeypatch.setattr(ablate, "Effects", Effects, raising=False)
     monkeypatch.setitem(kinds.KINDS, "effects", kind)
 

@@ -8,7 +8,7 @@ import pytest
 from attnscope.core.catalogue import MEASURES
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.studies.heads.measure_intervals import NO_SHARES
-from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
+from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, KindSums
 from attnscope.studies.heads.roles import (
     FIRM_FROM_TEXTS,
     LEVEL,
@@ -61,7 +61,7 @@ def tally_of(
         noise: Standard deviation over texts.
         names: The measures.
     """
-    tally = Tally.empty("encoder", (0,), len(heads), names)
+    tally = KindSums.empty("encoder", (0,), len(heads), names)
     chance = np.random.default_rng(0)
     values, even, count = (np.zeros((1, len(heads), len(names))) for _ in range(3))
     count += N_QUERIES

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoModel, BertConfig, LlamaConfig, LlamaModel
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import seam
 from attnscope.models.hf.assembling import wrap
@@ -33,7 +33,7 @@ def sharp_model(kind, seed, sharpness=8.0):
 def test_sharp_random_heads_are_no_mistake(kind, seed):
     """Nor where a model has its norms, rotary angles and softmax in float32, whatever it computes in, as Llama has."""
     model = sharp_model(kind, seed)
-    probe = Weights()
+    probe = WeightsRecorder()
     ids = torch.arange(3, 14)[None]
     with torch.no_grad():
         shown = wrap(model)

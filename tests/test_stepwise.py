@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.core import example, stepwise
-from attnscope.core.stepwise import Inputs
+from attnscope.core.stepwise import AttentionInputs
 from tests import oracle
 from tests.core_helpers import WORKED, few_examples
 
@@ -33,7 +33,7 @@ def inputs_of(
         "n_kv_heads": n_kv_heads,
         "scale": 0.37,
     }
-    return Inputs(**given | others)  # type: ignore[arg-type]
+    return AttentionInputs(**given | others)  # type: ignore[arg-type]
 
 
 def steps(inputs, head, query):
@@ -102,7 +102,7 @@ def test_lines_and_loops_agree(
 
 
 def test_the_example_is_the_one_worked_by_hand():
-    inputs = Inputs(example.Q, example.K, example.V, 2, 2, 2**-0.5)
+    inputs = AttentionInputs(example.Q, example.K, example.V, 2, 2, 2**-0.5)
     for head, name in enumerate(("weights_head_1", "weights_head_2")):
         np.testing.assert_allclose(
             steps(inputs, head, None)["weights"], WORKED[name], atol=5.1e-5, rtol=0

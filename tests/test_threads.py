@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 import attnscope
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
 from attnscope.models import turns
 from attnscope.models.inside.projections import hooks
@@ -165,14 +165,14 @@ def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_to
 def test_a_probe_may_run_the_model_that_it_watches(tmp_path):
     model = _model("bert", tmp_path)
     batch = Batch(torch.arange(5, 12)[None])
-    inner = Weights()
+    inner = WeightsRecorder()
 
     def run_again(call):
         if not inner.maps:
             model.run(batch, inner)
         return attend(call)
 
-    outer = Weights()
+    outer = WeightsRecorder()
     model.run(batch, run_again)
     model.run(batch, outer)
     torch.testing.assert_close(inner.maps, outer.maps)

@@ -13,11 +13,11 @@ from attnscope.choice import Choice
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.results.storage import csv_text, replace_together, write_whole
-from attnscope.studies.inputs.options import SharedWork
+from attnscope.studies.inputs.options import WorkerOptions
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
-PLAIN = BatchOptions(choice=Choice(layers=(0,)), running=SharedWork(workers=1))
+PLAIN = BatchOptions(choice=Choice(layers=(0,)), running=WorkerOptions(workers=1))
 
 
 def make_link(path):

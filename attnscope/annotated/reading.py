@@ -7,9 +7,9 @@ from typing import Any, Literal
 from attnscope.annotated import conllu, python_source, spans
 from attnscope.annotated.texts import AnnotatedText, AnnotationError
 from attnscope.corpus import Corpus, Problem
-from attnscope.corpus.formats import BadLines, split_lines, suffix_of
+from attnscope.corpus.formats import BadLineLimit, split_lines, suffix_of
 from attnscope.errors import UsageError, require_choice
-from attnscope.text import MOST_CHARACTERS, is_blank, refuse_other_format
+from attnscope.text import MAX_CHARACTERS, is_blank, refuse_other_format
 
 _SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {
     "conllu": "paragraph",
@@ -69,7 +69,7 @@ class AnnotatedCorpus(Corpus):
     def _parse(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Any]]:
         """Yield (line, text) of each text of a file, for the base class; malformed ones are listed in `problems`."""
         kind = self._kinds[source]
-        bad_lines = BadLines(name, self.problems)
+        bad_lines = BadLineLimit(name, self.problems)
         numbered = split_lines(lines, _SPLITS[kind])
         pieces = ((line, piece) for line, piece in numbered if not is_blank(piece))
         if kind == "conllu":
@@ -90,9 +90,9 @@ class AnnotatedCorpus(Corpus):
     def _make_text(self, index: int, name: str, line: int, content: Any) -> Any:
         """Return a text that `_parse` yields; None if it is so long that its tokens would fill the memory."""
         n_characters = len(content.text)
-        if n_characters <= MOST_CHARACTERS:
+        if n_characters <= MAX_CHARACTERS:
             return content
-        reason = f"the text has {n_characters:,} characters, more than {MOST_CHARACTERS:,}"
+        reason = f"the text has {n_characters:,} characters, more than {MAX_CHARACTERS:,}"
         self.problems.append(Problem(name, line, reason))
         return None
 

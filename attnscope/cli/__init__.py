@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from attnscope import plugins
-from attnscope.cli.build import Command, Group, command
+from attnscope.cli.build import Command, CommandGroup, command
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 from attnscope.host import is_interrupted, tame_matplotlib
 from attnscope.version import VERSION
@@ -137,7 +137,7 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
     """Return the command line with the named commands, and import no module of the others."""
     app = typer.Typer(
         name="attnscope",
-        cls=Group,
+        cls=CommandGroup,
         help="What each attention head of a transformer does on your text: exact heatmaps as files.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -165,7 +165,7 @@ def _learn() -> typer.Typer:
     from attnscope.cli import learn
 
     app = typer.Typer(
-        cls=Group,
+        cls=CommandGroup,
         no_args_is_help=True,
         rich_markup_mode="markdown",
         help="See how attention is computed, how heads split it, and what it costs.",

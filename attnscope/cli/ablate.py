@@ -1,19 +1,19 @@
 """Run `attnscope ablate`."""
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.questions.ablate import AblateOptions
-from attnscope.studies.inputs.options import SharedWork, TextsWanted
+from attnscope.studies.inputs.options import CorpusOptions, WorkerOptions
 
 
 def ablate(
     *,
-    texts: TextsWanted,
+    texts: CorpusOptions,
     order: AblateOptions,
     model: ModelOptions,
-    running: SharedWork,
-    drawing: Drawing,
-    files: Files,
+    running: WorkerOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Take heads out of the model, and measure what changes.
 

@@ -3,20 +3,20 @@
 from dataclasses import replace
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Files, ModelOptions
+from attnscope.cli.shared import FileOptions, ModelOptions
 from attnscope.studies.atlas.options import AtlasOptions
-from attnscope.studies.heads.options import Describing
-from attnscope.studies.inputs.options import SharedWork, TextsWanted
+from attnscope.studies.heads.options import DescribingOptions
+from attnscope.studies.inputs.options import CorpusOptions, WorkerOptions
 
 
 def atlas(
     *,
-    texts: TextsWanted,
+    texts: CorpusOptions,
     order: AtlasOptions,
-    describing: Describing,
+    describing: DescribingOptions,
     model: ModelOptions,
-    running: SharedWork,
-    files: Files,
+    running: WorkerOptions,
+    files: FileOptions,
 ) -> None:
     """Show every head of a model with the texts that show what it does, in one page.
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import MapDrawing, ModelOptions, Printing
+from attnscope.cli.shared import MapDrawingOptions, ModelOptions, PrintingOptions
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.options import option, options
 from attnscope.studies.batch.options import BatchOptions
-from attnscope.studies.inputs.options import TextFiles
+from attnscope.studies.inputs.options import TextFileOptions
 
 if TYPE_CHECKING:
-    from attnscope.questions.batch import Batch
+    from attnscope.questions.batch import BatchRun
 
 
 @options
-class BatchTexts(TextFiles):
+class BatchTexts(TextFileOptions):
     """Hold the options for the texts to draw, and for the folder of their figures."""
 
     files: tuple[str, ...] = option(
@@ -43,8 +43,8 @@ def batch(
     texts: BatchTexts,
     order: BatchOptions,
     model: ModelOptions,
-    drawing: MapDrawing,
-    printing: Printing,
+    drawing: MapDrawingOptions,
+    printing: PrintingOptions,
 ) -> None:
     """Draw every text of a file as `heatmap` draws one, with an index.html of all.
 
@@ -78,7 +78,7 @@ def batch(
     _fail_unless_complete(result)
 
 
-def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
+def _answer(result: BatchRun, order: BatchOptions, folder: Path) -> str:
     """Return the line that says how many texts were drawn, which heads of them, and where; "" = no text was drawn."""
     if not result.drawn:
         return ""
@@ -92,7 +92,7 @@ def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
     return f"{texts} in {folder}/: maps of {heads} as {formats}, a folder for each text"
 
 
-def _fail_unless_complete(result: Batch) -> None:
+def _fail_unless_complete(result: BatchRun) -> None:
     """Print which texts failed; raise an error if some did, or if the run was interrupted.
 
     Raises:

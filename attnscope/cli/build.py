@@ -204,7 +204,7 @@ class Command(_PlainFlags, TyperCommand):
         return unparsed
 
 
-class Group(_PlainFlags, TyperGroup):
+class CommandGroup(_PlainFlags, TyperGroup):
     """Commands under one name."""
 
 

@@ -6,24 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.errors import UsageError
-from attnscope.studies.compare.options import CompareOrder
-from attnscope.studies.inputs.options import SharedWork, TextsWanted
+from attnscope.studies.compare.options import CompareCommandOptions
+from attnscope.studies.inputs.options import CorpusOptions, WorkerOptions
 
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
-    from attnscope.studies.inputs.texts import Report
+    from attnscope.studies.inputs.texts import ReportProgress
 
 
 def compare(
     *,
-    texts: TextsWanted,
-    order: CompareOrder,
+    texts: CorpusOptions,
+    order: CompareCommandOptions,
     model: ModelOptions,
-    running: SharedWork,
-    drawing: Drawing,
-    files: Files,
+    running: WorkerOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Compare heads with each other, on two texts, or between two models.
 
@@ -44,11 +44,11 @@ def compare(
 
 
 def _over_corpus(
-    texts: TextsWanted,
-    order: CompareOrder,
+    texts: CorpusOptions,
+    order: CompareCommandOptions,
     model: ModelOptions,
-    running: SharedWork,
-    report: Report | None,
+    running: WorkerOptions,
+    report: ReportProgress | None,
 ) -> Comparison:
     """Compare all heads with each other, or with those of a second model, which may be this one with heads ablated."""
     from attnscope.studies.compare import study
@@ -77,11 +77,11 @@ def _over_corpus(
 
 
 def _on_one_text(
-    texts: TextsWanted,
-    order: CompareOrder,
+    texts: CorpusOptions,
+    order: CompareCommandOptions,
     model: ModelOptions,
-    running: SharedWork,
-    report: Report | None,
+    running: WorkerOptions,
+    report: ReportProgress | None,
 ) -> Comparison:
     """Compare picked heads on one text, or each head on two texts."""
     from attnscope.studies.compare.texts import compare_heads, compare_texts

@@ -3,20 +3,20 @@
 from dataclasses import replace
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.options import refuse_beside
-from attnscope.studies.heads.options import HeadsOrder
-from attnscope.studies.inputs.options import SharedWork, TextsWanted
+from attnscope.studies.heads.options import HeadsCommandOptions
+from attnscope.studies.inputs.options import CorpusOptions, WorkerOptions
 
 
 def heads(
     *,
-    texts: TextsWanted,
-    order: HeadsOrder,
+    texts: CorpusOptions,
+    order: HeadsCommandOptions,
     model: ModelOptions,
-    running: SharedWork,
-    drawing: Drawing,
-    files: Files,
+    running: WorkerOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Say what each head does: roles with their evidence, and a one-line description.
 

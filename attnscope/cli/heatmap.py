@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.cli.shared import Files, MapDrawing, ModelOptions
+from attnscope.cli.shared import FileOptions, MapDrawingOptions, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.options import option, options, refuse_beside
-from attnscope.studies.inputs.options import OneText, ReadingOptions
+from attnscope.studies.inputs.options import OneTextOptions, ReadingOptions
 from attnscope.studies.maps.options import MapOptions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @options
-class HeatmapInput(OneText):
+class HeatmapInput(OneTextOptions):
     """Hold a text, photos or a recording, and how they are shown."""
 
     image: tuple[Path, ...] = option(
@@ -70,8 +70,8 @@ def heatmap(
     reading: ReadingOptions,
     maps: MapOptions,
     model: ModelOptions,
-    drawing: MapDrawing,
-    files: Files,
+    drawing: MapDrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Draw what every head attends to on a text.
 
@@ -122,7 +122,7 @@ def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Mod
         refuse_beside("--relevance", other_maps, audio=source.audio, rollout=source.rollout)
     # A photo.
     if source.image:
-        refuse_beside("--image", OneText(source.text, source.file))
+        refuse_beside("--image", OneTextOptions(source.text, source.file))
         if len(source.image) > 1:
             raise UsageError("one picture is followed through the layers", "give one --image")
         # Read the photo before the model loads: a wrong file fails at once.

@@ -2,17 +2,17 @@
 
 import sys
 
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.options import option, options, refuse_beside
 from attnscope.questions.cost import CostOptions
 from attnscope.questions.split import SplitOptions
 from attnscope.questions.trace import TraceOptions
-from attnscope.studies.inputs.options import OneText
+from attnscope.studies.inputs.options import OneTextOptions
 
 
 @options
-class ExampleOrText(OneText):
+class ExampleOrText(OneTextOptions):
     """Hold a text and a layer; without a text, the worked example of 5 tokens, d_model 4 and 2 heads."""
 
     text: str | None = option(
@@ -31,7 +31,7 @@ class Quiz:
 
 
 def trace(
-    *, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: ModelOptions, files: Files
+    *, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: ModelOptions, files: FileOptions
 ) -> None:
     """Compute one attention step by step, with every number and its line of NumPy.
 
@@ -59,7 +59,12 @@ def trace(
 
 
 def split(
-    *, source: ExampleOrText, order: SplitOptions, model: ModelOptions, drawing: Drawing, files: Files
+    *,
+    source: ExampleOrText,
+    order: SplitOptions,
+    model: ModelOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """See the same queries, keys and values with more and fewer heads.
 
@@ -86,7 +91,7 @@ def split(
     return output.deliver(study(model.load(), prompt, source.layer, order))
 
 
-def cost(*, order: CostOptions, files: Files) -> None:
+def cost(*, order: CostOptions, files: FileOptions) -> None:
     """Count what attention costs: parameters, multiply-adds, memory and KV cache.
 
     - `attnscope learn cost bert-base`

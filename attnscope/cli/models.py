@@ -1,6 +1,6 @@
 """Run `attnscope models`."""
 
-from attnscope.cli.shared import Printing
+from attnscope.cli.shared import PrintingOptions
 from attnscope.options import group, option, options
 from attnscope.studies.inputs.options import LoadOptions
 
@@ -15,7 +15,7 @@ class OptionalModel:
     loading: LoadOptions = group(LoadOptions)
 
 
-def models(*, named: OptionalModel, printing: Printing) -> None:
+def models(*, named: OptionalModel, printing: PrintingOptions) -> None:
     """List the models that -m knows by name; or say what one is: layers, heads, engine, limit, tokenizer, parameters.
 
     - `attnscope models`
@@ -28,7 +28,7 @@ def models(*, named: OptionalModel, printing: Printing) -> None:
         _describe(named.model, named.loading, printing)
 
 
-def _list(printing: Printing) -> None:
+def _list(printing: PrintingOptions) -> None:
     """Print the known models, and whether they are on this machine."""
     from attnscope.models.catalog import list_models
     from attnscope.output import print_json
@@ -55,7 +55,7 @@ def _list(printing: Printing) -> None:
     return None
 
 
-def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
+def _describe(spec: str, loading: LoadOptions, printing: PrintingOptions) -> None:
     """Print the facts of a model, and the name of its tokenizer."""
     from attnscope.models import describe
     from attnscope.output import print_json

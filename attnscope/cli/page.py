@@ -1,12 +1,12 @@
 """Run `attnscope page`."""
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import ModelOptions, Printing
+from attnscope.cli.shared import ModelOptions, PrintingOptions
 from attnscope.options import refuse_beside
-from attnscope.studies.maps.options import PageOrder
+from attnscope.studies.maps.options import PageOptions
 
 
-def page(*, order: PageOrder, model: ModelOptions, printing: Printing) -> None:
+def page(*, order: PageOptions, model: ModelOptions, printing: PrintingOptions) -> None:
     """Write one HTML file in which you explore all heads, without server or network.
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`

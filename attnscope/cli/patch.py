@@ -1,7 +1,7 @@
 """Run `attnscope patch`."""
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.options import option, options
 from attnscope.questions.patch import PatchOptions
 
@@ -17,7 +17,12 @@ class PairFiles:
 
 
 def patch(
-    *, sources: PairFiles, order: PatchOptions, model: ModelOptions, drawing: Drawing, files: Files
+    *,
+    sources: PairFiles,
+    order: PatchOptions,
+    model: ModelOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Say which heads carry a behaviour: give each head its output from another run, and measure the answer.
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.texts import Progress as StudyProgress
-    from attnscope.studies.inputs.texts import Report
+    from attnscope.studies.inputs.texts import ReportProgress
 
 
 @contextlib.contextmanager
 def progress(
     quiet: bool, texts_noun: str = "texts", tokens_noun: str = "tokens"
-) -> "Iterator[Report | None]":
+) -> "Iterator[ReportProgress | None]":
     """Show how many texts and tokens a study has done, tokens per second, and on a terminal the time left.
 
     Args:

@@ -1,11 +1,11 @@
 """Run `attnscope relations`."""
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.options import option, options
 from attnscope.questions.relations import AnnotationOptions, RelationsOptions
-from attnscope.studies.inputs.options import SharedWork
+from attnscope.studies.inputs.options import WorkerOptions
 
 
 @options
@@ -25,9 +25,9 @@ def relations(
     source: AnnotatedFiles,
     order: RelationsOptions,
     model: ModelOptions,
-    running: SharedWork,
-    drawing: Drawing,
-    files: Files,
+    running: WorkerOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Find the heads that link X to Y: verbs to subjects, pronouns to names, brackets, quotes.
 

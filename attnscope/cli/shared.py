@@ -39,7 +39,7 @@ class ModelOptions:
 
 
 @options
-class Printing:
+class PrintingOptions:
     """Hold the options for output on stdout and stderr."""
 
     PANEL: ClassVar[str] = "Output"
@@ -49,7 +49,7 @@ class Printing:
 
 
 @options
-class Files(Printing):
+class FileOptions(PrintingOptions):
     """Hold the options for results: files and printed output."""
 
     out: Path | None = option(
@@ -88,10 +88,10 @@ class Files(Printing):
 
 
 @options
-class Drawing:
+class DrawingOptions:
     """Hold the options for drawing figures."""
 
-    PANEL: ClassVar[str] = "Drawing"
+    PANEL: ClassVar[str] = "DrawingOptions"
 
     width: str | None = option(
         "Width of each figure: inches, 85mm, 8.5cm, column (3.3 inches) or page (6.9).  [default: as wide as needed]",
@@ -127,7 +127,7 @@ class Drawing:
 
 
 @options
-class MapDrawing(Drawing):
+class MapDrawingOptions(DrawingOptions):
     """Hold the options for drawing figures of weights."""
 
     scale: str | None = option(

@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from attnscope.choice import Choice, Tokens
-from attnscope.cli.shared import Files, MapDrawing
+from attnscope.choice import Choice, TokenOptions
+from attnscope.cli.shared import FileOptions, MapDrawingOptions
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.options import option, options
-from attnscope.studies.heads.options import Listing, measures_option
+from attnscope.studies.heads.options import ListingOptions, measures_option
 
 
 @options
@@ -24,10 +24,10 @@ def show(
     *,
     saved: SavedRecord,
     choice: Choice,
-    tokens: Tokens,
-    listing: Listing,
-    drawing: MapDrawing,
-    files: Files,
+    tokens: TokenOptions,
+    listing: ListingOptions,
+    drawing: MapDrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files.
 

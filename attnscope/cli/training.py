@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Drawing, Files
+from attnscope.cli.shared import DrawingOptions, FileOptions
 from attnscope.errors import UsageError, require_choice
 from attnscope.options import group, option, options
-from attnscope.studies.inputs.options import LoadOptions, TextFiles
+from attnscope.studies.inputs.options import LoadOptions, TextFileOptions
 from attnscope.studies.training.options import TrainingOptions
 
 
@@ -27,7 +27,12 @@ class Checkpoints:
 
 
 def training(
-    *, models: Checkpoints, texts: TextFiles, order: TrainingOptions, drawing: Drawing, files: Files
+    *,
+    models: Checkpoints,
+    texts: TextFileOptions,
+    order: TrainingOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Say when heads appeared, over the checkpoints of a training run.
 

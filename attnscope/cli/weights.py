@@ -1,11 +1,13 @@
 """Run `attnscope weights`."""
 
 from attnscope.cli.progress import progress_of_layers
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.questions.weights import WeightsOptions
 
 
-def weights(*, order: WeightsOptions, model: ModelOptions, drawing: Drawing, files: Files) -> None:
+def weights(
+    *, order: WeightsOptions, model: ModelOptions, drawing: DrawingOptions, files: FileOptions
+) -> None:
     """Read the weights, without any text: what heads copy and write, and which head feeds which.
 
     For text encoders and decoders that use transformers' attention interface, including grouped queries and rotary

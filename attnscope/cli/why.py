@@ -1,13 +1,18 @@
 """Run `attnscope why`."""
 
-from attnscope.cli.shared import Drawing, Files, ModelOptions
+from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.questions.why import WhyOptions
-from attnscope.studies.inputs.options import OneText
+from attnscope.studies.inputs.options import OneTextOptions
 
 
 def why(
-    *, source: OneText, order: WhyOptions, model: ModelOptions, drawing: Drawing, files: Files
+    *,
+    source: OneTextOptions,
+    order: WhyOptions,
+    model: ModelOptions,
+    drawing: DrawingOptions,
+    files: FileOptions,
 ) -> None:
     """Say why a head attends from one token to another: which earlier parts of the model its query and its key read.
 

@@ -7,8 +7,8 @@ Every measure is a mean over queries q, of one of three numbers of the row A_q o
     Row      another statistic of A_q,    such as its entropy
 
 So `core.masked_texts` and `core.measures`, which compute them, need to know these three families and no single measure.
-They return `Measured`. Roles and intervals are left to `studies.heads`. *Sinks* are the keys on which heads rest when
-they have nothing to do: special tokens and a text's first token. *Active* attention is that on all other keys.
+They return `MeasureSums`. Roles and intervals are left to `studies.heads`. *Sinks* are the keys on which heads rest
+when they have nothing to do: special tokens and a text's first token. *Active* attention is that on all other keys.
 """
 
 import math
@@ -24,7 +24,7 @@ Sums = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyMeasure:
     """Define a measure as a sum over keys k of A_qk f(k).
 
     Attributes:
@@ -38,12 +38,12 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairMeasure:
     """Define a measure as a sum over keys k of A_qk f(q, k), for queries and keys of one text.
 
     Attributes:
         fact: The name of f: one of `facts.PAIR_FACTS`, or "offset", which is 1 at `offsets` and 0 elsewhere.
-        is_set: Whether f is 1 on a set of keys and 0 elsewhere, as in `Keys`.
+        is_set: Whether f is 1 on a set of keys and 0 elsewhere, as in `KeyMeasure`.
         offsets: Distances k - q in tokens; empty for other facts.
         beyond_uniform: Whether the value is subtracted that the same sum of weights would have if it were spread
             evenly over the keys.
@@ -56,7 +56,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Row:
+class RowMeasure:
     """Define a measure as another statistic of a row of weights.
 
     Attributes:
@@ -88,7 +88,7 @@ class Measure:
     what: str
     formula: str
     source: str
-    family: Keys | Pairs | Row | None = None
+    family: KeyMeasure | PairMeasure | RowMeasure | None = None
     has_active: bool = False
     unit: str = "share"
     low: float = 0.0
@@ -106,7 +106,7 @@ UNIT_QUERIES = 512
 encoders take as many at once, so a text counts alike whatever the model. Longer texts are never batched with others
 (`corpus.TOKEN_BUDGET`), so units do not depend on batches."""
 
-MOST_UNITS = 64
+MAX_UNITS = 64
 """The most units of one text. With so many, Student's t hardly differs from the normal distribution; and memory, which
 grows with units, stays linear in the text's length."""
 
@@ -119,7 +119,7 @@ def unit_queries(n_queries: int) -> int:
     Blocks of queries are units, because queries near each other depend on each other, while long blocks are nearly
     independent (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
     """
-    n_units = min(MOST_UNITS, round(n_queries / UNIT_QUERIES))
+    n_units = min(MAX_UNITS, round(n_queries / UNIT_QUERIES))
     # Round up, so that no short unit is left over.
     return -(-n_queries // n_units) if n_units > 1 else max(UNIT_QUERIES, n_queries)
 
@@ -133,14 +133,14 @@ _TEXT_MEASURES = (
         "attends to sinks: special tokens or the first one",
         "sum of A_qk over k special or first",
         "ours; " + _CLARK,
-        Keys("resting", is_set=False),
+        KeyMeasure("resting", is_set=False),
     ),
     Measure(
         "entropy_nats",
         "spreads over many keys",
         "- sum over k of A_qk ln A_qk",
         _CLARK + ".3",
-        Row("entropy"),
+        RowMeasure("entropy"),
         unit="nats",
         high=math.inf,
     ),
@@ -149,14 +149,14 @@ _TEXT_MEASURES = (
         "spreads evenly over the keys that the mask allows",
         "entropy_nats_q / ln n_q, n_q >= 2 keys allowed",
         "ours",
-        Row("relative_entropy"),
+        RowMeasure("relative_entropy"),
     ),
     Measure(
         "previous_token",
         "attends to the token before",
         "A[q, q-1]",
         _CLARK + ".1",
-        Pairs("offset", True, (-1,)),
+        PairMeasure("offset", True, (-1,)),
         has_active=True,
     ),
     Measure(
@@ -164,7 +164,7 @@ _TEXT_MEASURES = (
         "attends to the token itself",
         "A[q, q]",
         _CLARK + ".1",
-        Pairs("offset", True, (0,)),
+        PairMeasure("offset", True, (0,)),
         has_active=True,
     ),
     Measure(
@@ -172,7 +172,7 @@ _TEXT_MEASURES = (
         "attends to the token after",
         "A[q, q+1]",
         _CLARK + ".1",
-        Pairs("offset", True, (1,)),
+        PairMeasure("offset", True, (1,)),
         has_active=True,
     ),
     Measure(
@@ -180,7 +180,7 @@ _TEXT_MEASURES = (
         "attends within three tokens",
         "sum of A_qk over |q - k| <= 3",
         "ours",
-        Pairs("offset", True, _NEAR),
+        PairMeasure("offset", True, _NEAR),
         has_active=True,
     ),
     Measure(
@@ -188,7 +188,7 @@ _TEXT_MEASURES = (
         "attends far away",
         "sum over k of A_qk |k - q|",
         "Vig and Belinkov 2019, section 4.2",
-        Pairs("distance"),
+        PairMeasure("distance"),
         has_active=True,
         unit="tokens",
         high=math.inf,
@@ -198,7 +198,7 @@ _TEXT_MEASURES = (
         "attends ahead (positive) or back (negative)",
         "sum over k of A_qk (k - q)",
         "ours",
-        Pairs("signed_distance"),
+        PairMeasure("signed_distance"),
         has_active=True,
         unit="tokens",
         low=-math.inf,
@@ -209,31 +209,31 @@ _TEXT_MEASURES = (
         "attends to the text's first token",
         "A[q, first]",
         "Xiao et al. 2024, section 3.1",
-        Keys("first"),
+        KeyMeasure("first"),
     ),
     Measure(
         "outlier_token",
         "attends to tokens of outlying norm, special ones and the first apart: second sinks",
         "sum of A_qk over k with |h_k| > 3 medians of the text's, h_k the hidden state that the layer reads",
         "ours; Sun et al. 2024, section 2",
-        Keys("outlying"),
+        KeyMeasure("outlying"),
         has_active=True,
     ),
-    Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", _CLARK + ".2", Keys("cls")),
-    Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", _CLARK + ".2", Keys("sep")),
+    Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", _CLARK + ".2", KeyMeasure("cls")),
+    Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", _CLARK + ".2", KeyMeasure("sep")),
     Measure(
         "special",
         "attends to special tokens",
         "sum of A_qk over k special",
         "Kovaleva et al. 2019, section 4.1",
-        Keys("special"),
+        KeyMeasure("special"),
     ),
     Measure(
         "punctuation",
         "attends to punctuation",
         "sum of A_qk over k punctuation",
         _CLARK + ".2",
-        Keys("punctuation"),
+        KeyMeasure("punctuation"),
         has_active=True,
     ),
     Measure(
@@ -241,7 +241,7 @@ _TEXT_MEASURES = (
         "attends to the same token elsewhere in the text",
         "sum of A_qk over k != q with x_k = x_q",
         "ours",
-        Pairs("same_token", is_set=True),
+        PairMeasure("same_token", is_set=True),
         has_active=True,
     ),
     Measure(
@@ -249,7 +249,7 @@ _TEXT_MEASURES = (
         "attends to what followed the same token before",
         "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q",
         "Olsson et al. 2022, section 2",
-        Pairs("induction", is_set=True),
+        PairMeasure("induction", is_set=True),
         has_active=True,
     ),
     Measure(
@@ -257,7 +257,7 @@ _TEXT_MEASURES = (
         "attends to tokens of similar static embedding, more than uniform attention does",
         "sum over k of A_qk (cos(e_q, e_k) - m_q), m_q the mean of cos(e_q, e_j) over the n_q keys j",
         "ours",
-        Pairs("cosine", beyond_uniform=True),
+        PairMeasure("cosine", beyond_uniform=True),
         has_active=True,
         unit="cosine",
         low=-2,
@@ -268,14 +268,14 @@ _TEXT_MEASURES = (
         "has its largest weight on the text's rarest token",
         "1/r if one of the r rarest keys (but the first) has the largest A_qk (1/(r t) if t share it)",
         "Voita et al. 2019, rare words",
-        Row("rarest"),
+        RowMeasure("rarest"),
     ),
     Measure(
         "rarity",
         "attends to rare tokens",
         "- sum over k of A_qk ln frequency(x_k)",
         "ours",
-        Keys("rarity", is_set=False),
+        KeyMeasure("rarity", is_set=False),
         has_active=True,
         unit="nats",
         high=math.inf,
@@ -295,7 +295,7 @@ _PICTURE_MEASURES = (
         "attends far away in the picture",
         "sum of A_qk times the Euclidean distance of patches q and k, a patch being 1 / sum of a_q",
         _DOSOVITSKIY,
-        Pairs("grid_distance"),
+        PairMeasure("grid_distance"),
         has_active=True,
         unit="patches",
         high=math.inf,
@@ -305,7 +305,7 @@ _PICTURE_MEASURES = (
         "attends to the up to 8 patches around, without itself",
         "sum of A_qk over k != q at most 1 row and 1 column away / sum of a_q",
         "ours",
-        Pairs("grid_neighbour"),
+        PairMeasure("grid_neighbour"),
         has_active=True,
     ),
     Measure(
@@ -313,7 +313,7 @@ _PICTURE_MEASURES = (
         "attends to the patch itself",
         "sum of A_qq / sum of a_q",
         "ours",
-        Pairs("offset", offsets=(0,)),
+        PairMeasure("offset", offsets=(0,)),
         has_active=True,
     ),
     Measure(
@@ -321,7 +321,7 @@ _PICTURE_MEASURES = (
         "spreads over many keys",
         "- sum over all k of A_qk ln A_qk / patches",
         _CLARK + ".3",
-        Row("entropy"),
+        RowMeasure("entropy"),
         unit="nats",
         high=math.inf,
     ),
@@ -330,7 +330,7 @@ _PICTURE_MEASURES = (
         "rests on tokens that are no patch",
         "sum of A_qk over k that are no patch / patches",
         "ours",
-        Keys("special", is_set=False),
+        KeyMeasure("special", is_set=False),
     ),
 )
 
@@ -371,14 +371,14 @@ def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...
     return tuple(names)
 
 
-class Columns:
-    """Lay out a catalogue's measures as the columns of arrays: first `Keys`, then `Pairs`, then `Row`.
+class MeasureColumns:
+    """Lay out a catalogue's measures as the columns of arrays: those of keys, then those of pairs, then those of rows.
 
     The arrays have a first axis of two views, for all attention and for the active attention alone. A value such as
     `window_active` is found by its column (that of `window`) and its view (1).
 
     Attributes:
-        families: The family of each column: a Keys, Pairs or Row.
+        families: The family of each column: a KeyMeasure, PairMeasure or RowMeasure.
         keys: The columns of keys.
         pairs: The columns of pairs.
         rows: The statistics of the columns of rows.
@@ -396,12 +396,12 @@ class Columns:
     def __init__(self, catalogue: Mapping[str, Measure]) -> None:
         # Order the columns by family.
         names: list[str] = []
-        for family in (Keys, Pairs, Row):
+        for family in (KeyMeasure, PairMeasure, RowMeasure):
             names += [name for name, measure in catalogue.items() if isinstance(measure.family, family)]
         self.families = [catalogue[name].family for name in names]
-        self.keys = [family for family in self.families if isinstance(family, Keys)]
-        self.pairs = [family for family in self.families if isinstance(family, Pairs)]
-        self.rows = [family.statistic for family in self.families if isinstance(family, Row)]
+        self.keys = [family for family in self.families if isinstance(family, KeyMeasure)]
+        self.pairs = [family for family in self.families if isinstance(family, PairMeasure)]
+        self.rows = [family.statistic for family in self.families if isinstance(family, RowMeasure)]
         # Collect what the engine asks of each column, and which facts and offsets it has to compute.
         self.is_set = [family.is_set for family in self.keys]
         self.is_set += [family.is_set for family in self.pairs]
@@ -418,7 +418,7 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasureSums:
     """Hold the measures of one layer on one batch, as sums and counts for each unit.
 
     A unit is a text; or, if texts are long (`catalogue.unit_queries`), a block of a text's queries. All units of the

@@ -41,15 +41,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.intervals import predicted_interval
-from attnscope.core.sampled_rows import Floats, Integers, Rows, Table
+from attnscope.core.sampled_rows import Floats, Integers, LevelCounts, RowSample
 from attnscope.core.sums import RunningSums
 
-MOST_TERMS = 4
+MAX_TERMS = 4
 """How many terms a description has at most, unless a caller wants fewer."""
 
 # Shares of the head's nats: of KL(A ‖ uniform), averaged over the fitted texts.
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """A term must explain at least this share of the head's nats."""
 
 ENOUGH = 0.995
@@ -72,7 +72,7 @@ BEST_BINARY = 6
 BEST_GRADED = 2
 """How many candidates with more than two values are fitted too: those with the largest gain by a quadratic."""
 
-FEWEST_TEXTS = 3
+MIN_TEXTS = 3
 """In how many of the fitted texts a feature must vary."""
 
 # Fits
@@ -104,7 +104,7 @@ class Description:
     """Hold the terms of a head, and their weights.
 
     Attributes:
-        terms: The features, as indices into those of `Rows`, in the order in which they were chosen.
+        terms: The features, as indices into those of `RowSample`, in the order in which they were chosen.
         weights: w of each term, (term,): the log odds of a key with f = 1 against one with f = 0.
         gains: By how many nats each term lowered KL(A ‖ p) of the fitted texts when it was added.
         nats: KL(A ‖ uniform) of the fitted texts.
@@ -119,7 +119,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Score:
+class DescriptionScore:
     """Say how well a description predicts a head's attention on texts.
 
     Attributes:
@@ -139,20 +139,20 @@ class Score:
 
 
 def describe(
-    rows: Rows,
+    rows: RowSample,
     simplicity: Sequence[int],
-    most_terms: int = MOST_TERMS,
+    max_terms: int = MAX_TERMS,
     candidates: Sequence[int] | None = None,
     most_own: int = 3,
 ) -> list[Description]:
     """Find the terms of every head.
 
-    The features are those that all heads share, then those that belong to one head (its *own*: `Rows.columns`).
+    The features are those that all heads share, then those that belong to one head (its *own*: `RowSample.columns`).
 
     Args:
         rows: The rows to fit.
         simplicity: (shared feature,): the rank of each feature; of equally good candidates the lowest rank is taken.
-        most_terms: How many terms a head may have.
+        max_terms: How many terms a head may have.
         candidates: Which of the shared features may be terms; None = all.
         most_own: How many of the terms may be features of the head's own.
 
@@ -160,7 +160,7 @@ def describe(
         One description per head, in their order.
     """
     # Only features that vary in enough texts may be terms.
-    usable = rows.varies_in >= min(FEWEST_TEXTS, len(np.unique(rows.texts)))
+    usable = rows.varies_in >= min(MIN_TEXTS, len(np.unique(rows.texts)))
     if candidates is not None:
         usable &= np.isin(np.arange(rows.n_shared), candidates)
     descriptions: list[Description] = []
@@ -169,7 +169,7 @@ def describe(
         heads = range(start, min(start + _HEADS_AT_ONCE, rows.n_heads))
         searches = [_Search(rows, head, simplicity, most_own) for head in heads]
         # In each round, each search that is not done adds a term.
-        for _ in range(most_terms):
+        for _ in range(max_terms):
             active = [search for search in searches if not search.is_done]
             if not active:
                 break
@@ -201,7 +201,7 @@ class _Search:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RowSample,
         head: int,
         simplicity: Sequence[int],
         most_own: int,
@@ -265,13 +265,13 @@ class _Search:
             start = np.append(self._weights, weight)
             weights, kl = self._fit((*self.terms, feature), start, _FIT_TOLERANCE * self._nats)
             trials.append(_Trial(feature, weights, kl))
-        least_gain = LEAST_GAIN * self._nats
+        min_gain = MIN_GAIN * self._nats
         largest_gain = self._kl - min((trial.kl for trial in trials), default=math.inf)
-        if largest_gain < least_gain:
+        if largest_gain < min_gain:
             self.is_done = True
             return
         # Add the chosen one, and fit all terms to the end.
-        chosen = self._choose(trials, max((1 - ALIKE) * largest_gain, least_gain))
+        chosen = self._choose(trials, max((1 - ALIKE) * largest_gain, min_gain))
         if not self.terms:
             self._first_weight = float(chosen.weights[0])
         self.terms = (*self.terms, chosen.feature)
@@ -280,14 +280,14 @@ class _Search:
         self._kl = kl
         self.is_done = not kl > (1 - ENOUGH) * self._nats
 
-    def _choose(self, trials: Sequence[_Trial], least_gain: float) -> _Trial:
+    def _choose(self, trials: Sequence[_Trial], min_gain: float) -> _Trial:
         """Return the best of the simplest trials that gain enough; of equal ones the one with the first feature."""
-        good = [trial for trial in trials if self._kl - trial.kl >= least_gain]
+        good = [trial for trial in trials if self._kl - trial.kl >= min_gain]
         rank = min(self._simplicity[trial.feature] for trial in good)
         simplest = [trial for trial in good if self._simplicity[trial.feature] == rank]
-        least_kl = min(trial.kl for trial in simplest)
+        min_kl = min(trial.kl for trial in simplest)
         # Up to rounding, several may be the best.
-        tied = [trial for trial in simplest if trial.kl <= least_kl + _TIE_TOLERANCE * self._nats]
+        tied = [trial for trial in simplest if trial.kl <= min_kl + _TIE_TOLERANCE * self._nats]
         return min(tied, key=lambda trial: trial.feature)
 
     def _candidates(self, pi: Floats, may_follow: NDArray[np.bool_]) -> dict[int, float]:
@@ -334,9 +334,9 @@ class _Search:
 
 
 def minimise(
-    table: Table,
+    table: LevelCounts,
     expected: Floats,
-    rows: Rows,
+    rows: RowSample,
     head: int,
     weights: Floats,
     tolerance: float,
@@ -408,10 +408,10 @@ def minimise(
 
 
 def score(
-    rows: Rows,
+    rows: RowSample,
     head: int,
     description: Description,
-) -> tuple[Score, Floats]:
+) -> tuple[DescriptionScore, Floats]:
     """Return how well a description predicts the rows of a head, and KL(A ‖ p) of each row, (row,), in nats.
 
     A row counts by its mass: the share of the query's attention that the row holds.
@@ -423,7 +423,7 @@ def score(
 
 
 def row_losses(
-    rows: Rows,
+    rows: RowSample,
     head: int,
     description: Description,
 ) -> Floats:
@@ -441,7 +441,7 @@ def score_of_texts(
     losses: Floats,
     nats: Floats,
     mass: Floats | None = None,
-) -> Score:
+) -> DescriptionScore:
     """Return the score of a description on rows, with its interval over texts, which all weigh the same.
 
     The explained share is one minus a ratio of sums over texts (Cochran 1977, section 6.4). Its interval is
@@ -454,7 +454,7 @@ def score_of_texts(
         mass: (row,): the share of the query's attention that the row holds, 0 to 1; None = all of it.
     """
     if not len(texts):
-        return Score(math.nan, math.nan, math.nan, math.nan)
+        return DescriptionScore(math.nan, math.nan, math.nan, math.nan)
     # Average over the rows of each text, (text,), so that texts weigh the same.
     _, text_index, n_rows = np.unique(texts, return_inverse=True, return_counts=True)
     sums = RunningSums(())
@@ -465,4 +465,4 @@ def score_of_texts(
         mean_mass = float((np.bincount(text_index, mass) / n_rows).mean())
     low, high = predicted_interval(sums.sample(), mean_mass, len(n_rows))
     explained = 1 - float(sums.ratio())
-    return Score(explained, float(low), float(high), float(text_nats.mean()))
+    return DescriptionScore(explained, float(low), float(high), float(text_nats.mean()))

@@ -22,7 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.sampled_rows import Column, Floats, Integers, Levels, Rows
+from attnscope.core.sampled_rows import FittedFeature, Floats, Integers, Levels, RowSample
 
 Singles = NDArray[np.float32]
 
@@ -58,8 +58,8 @@ PAIR_CUTS = (0.6, 0.8, 0.9, 0.96)
 
 KEY_RANK = 6
 PAIR_RANK = 7
-"""`Column.rank` of fitted features. A known class of words has a smaller rank, so it is preferred if it explains as
-much."""
+"""`FittedFeature.rank` of fitted features. A known class of words has a smaller rank, so it is preferred if it explains
+as much."""
 
 GRADES = 16
 """How many values a level can have: 0, 1/15, 2/15 … 1. So few are easy to read, and rounding errors vanish."""
@@ -110,10 +110,10 @@ def describe_types(
 
 
 def find_columns(
-    rows: Rows,
+    rows: RowSample,
     offsets: NDArray[np.int32],
     x: Singles,
-) -> tuple[tuple[Column, ...], ...]:
+) -> tuple[tuple[FittedFeature, ...], ...]:
     """Fit scores to each head, and return them as features of that head alone: one of keys, and two of each pair.
 
     A pair U V has one feature where U is positive, and one where it is negative.
@@ -127,7 +127,7 @@ def find_columns(
         return ((),) * rows.n_heads
     # Some heads at a time, so that arrays of (entry, head) stay small.
     at_once = max(1, _ELEMENTS_AT_ONCE // rows.size)
-    columns: list[tuple[Column, ...]] = []
+    columns: list[tuple[FittedFeature, ...]] = []
     for start in range(0, rows.n_heads, at_once):
         heads = range(rows.n_heads)[start : start + at_once]
         columns += _Fit(rows, offsets, x, heads).columns()
@@ -143,7 +143,7 @@ class _Fit:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RowSample,
         offsets: NDArray[np.int32],
         x: Singles,
         heads: range,
@@ -176,7 +176,7 @@ class _Fit:
         self._key_coefficients = np.zeros((len(heads), x.shape[1]), np.float32)
         self._type_scores = np.zeros((len(self._types), len(heads)), np.float32)
 
-    def columns(self) -> list[tuple[Column, ...]]:
+    def columns(self) -> list[tuple[FittedFeature, ...]]:
         """Fit o, K and the pairs, and return the features of each head."""
         for _ in range(ROUNDS):
             self._fit_offsets()
@@ -193,7 +193,7 @@ class _Fit:
         # Cut the scores into levels: K, then each pair where U is positive, and where it is negative.
         for head in range(self._n_heads):
             levels, values = quantise(key_scores[:, head], n_keys, KEY_CUTS)
-            head_columns = [Column(KEY_RANK, values, levels)]
+            head_columns = [FittedFeature(KEY_RANK, values, levels)]
             for query_coefficients, key_coefficients in pairs:
                 u = self._x_of_all_types @ query_coefficients[head]
                 v = self._x_of_all_types @ key_coefficients[head]
@@ -201,7 +201,7 @@ class _Fit:
                     positive = np.maximum(sign * u, 0)
                     query_levels, query_values = quantise(positive, n_queries, PAIR_CUTS)
                     levels, values = quantise(sign * v, n_keys, KEY_CUTS)
-                    column = Column(PAIR_RANK, values, levels, query_values, query_levels)
+                    column = FittedFeature(PAIR_RANK, values, levels, query_values, query_levels)
                     head_columns.append(column)
             columns.append(tuple(head_columns))
         return columns

@@ -40,14 +40,14 @@ the worst value. With END instead, such ends are twice as far away as real texts
 DEPENDENCE = 0.3
 """The intraclass correlation of the queries of a text, 0 to 1, by which `share_interval` bounds unseen texts."""
 
-MOST_UNSEEN = 0.6
+MAX_UNSEEN = 0.6
 """If unseen texts could hold more than this share of Σc, a predicted share has no interval. With three texts that count
 alike they could hold 0.54."""
 
 WIDEST = 1.0
 """A wider interval of a predicted share is of no use: it is returned as NaN."""
 
-FEWEST_EFFECTIVE_TEXTS = 2.0
+MIN_EFFECTIVE_TEXTS = 2.0
 """With fewer effective texts a predicted share has no interval."""
 
 LARGEST_LOSS = 1.5
@@ -56,14 +56,14 @@ LARGEST_LOSS = 1.5
 It is above 1, because a description that was fitted on other texts may be worse than uniform attention: in one of ten
 texts it loses more than 1.2 times as much (SmolLM2)."""
 
-_FEWEST_DEGREES = 0.1
+_MIN_DEGREES = 0.1
 """With fewer degrees of freedom there is no interval: t at 95% is 2e12 here, and SciPy's stdtrit fails further down."""
 
 _EVENTS = (1e-6, 1e12)
 """k of `skewed_interval` is cut to this range, so that its powers and roots stay finite."""
 
 
-class Sample(NamedTuple):
+class TextSums(NamedTuple):
     """What intervals need to know of the sums s and counts c of texts. All are arrays of one shape.
 
     Attributes:
@@ -84,7 +84,7 @@ class Sample(NamedTuple):
 # Means ----------------------------------------------------------------------------------------------------------
 
 
-def mean_interval(sample: Sample) -> tuple[Floats, Floats]:
+def mean_interval(sample: TextSums) -> tuple[Floats, Floats]:
     """Return the ends of the 95% interval r ± t·se, t from Student's t distribution.
 
     Not cut to any range. Zero width if all texts have the same s / c. NaN without an error, or with fewer than 1.1
@@ -94,7 +94,7 @@ def mean_interval(sample: Sample) -> tuple[Floats, Floats]:
     return sample.ratio - half, sample.ratio + half
 
 
-def mean_p_above(sample: Sample, threshold: Numbers) -> Floats:
+def mean_p_above(sample: TextSums, threshold: Numbers) -> Floats:
     """Return the one-sided p-value against H0: the mean is at most the threshold, broadcast to the sample's shape.
 
     P(T >= (r - threshold) / se): p < 2.5% exactly where `mean_interval` lies above the threshold. 0 or 1 if se is 0.
@@ -112,7 +112,7 @@ def mean_p_above(sample: Sample, threshold: Numbers) -> Floats:
 # Shares ---------------------------------------------------------------------------------------------------------
 
 
-def share_interval(sample: Sample, **options: Numbers) -> tuple[Floats, Floats]:
+def share_interval(sample: TextSums, **options: Numbers) -> tuple[Floats, Floats]:
     """Return the ends of the 95% interval of a share, 0 <= s <= c, within 0 to 1. It is right near 0 and 1 too.
 
     r ± t·se is not. Say ten texts each count 1 or 0, and the true share is 0.97. Then three in four samples are all 1,
@@ -150,7 +150,7 @@ def share_interval(sample: Sample, **options: Numbers) -> tuple[Floats, Floats]:
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
-def share_p_above(sample: Sample, threshold: Numbers, **options: Numbers) -> Floats:
+def share_p_above(sample: TextSums, threshold: Numbers, **options: Numbers) -> Floats:
     """Return the one-sided p-value against H0: the share is at most the threshold, broadcast to the sample's shape.
 
     `share_interval` is the inversion of this test, with the same arguments: p < 2.5% exactly where the interval lies
@@ -181,7 +181,7 @@ def share_p_above(sample: Sample, threshold: Numbers, **options: Numbers) -> Flo
 
 
 def independent_units(
-    sample: Sample,
+    sample: TextSums,
     dependence: Numbers,
     units: Numbers,
 ) -> Floats:
@@ -221,7 +221,7 @@ class _Share(NamedTuple):
 
 
 def _share(
-    sample: Sample,
+    sample: TextSums,
     hits: Numbers = False,
     unseen: Numbers = True,
     dependence: Numbers = DEPENDENCE,
@@ -243,9 +243,9 @@ def _share(
     total = sample.total * units
     with np.errstate(divide="ignore", invalid="ignore"):
         # The squared error of hits is at least that of independent units.
-        least_variance = np.where(hits, binomial / np.where(total > 0, total, np.nan), 0)
+        min_variance = np.where(hits, binomial / np.where(total > 0, total, np.nan), 0)
         # If r is 0 or 1, the error of 0 says nothing: then only the bound for unseen units holds.
-        n = np.where(binomial > 0, binomial / np.maximum(sample.error**2, least_variance), np.inf)
+        n = np.where(binomial > 0, binomial / np.maximum(sample.error**2, min_variance), np.inf)
     n_unseen = np.where(unseen, independent_units(sample, dependence, units), np.inf)
     return _Share(r, n, 0.5 / n, n_unseen)
 
@@ -261,9 +261,9 @@ def _score_end(
     return end
 
 
-def _student(sample: Sample) -> Floats:
+def _student(sample: TextSums) -> Floats:
     """Return the quantile of Student's t for a 95% interval; NaN with too few degrees of freedom."""
-    degrees = np.where(sample.degrees < _FEWEST_DEGREES, np.nan, sample.degrees)
+    degrees = np.where(sample.degrees < _MIN_DEGREES, np.nan, sample.degrees)
     quantile: Floats = stdtrit(degrees, 1 - END)
     return quantile
 
@@ -322,7 +322,7 @@ def skewed_interval(
 
 
 def predicted_interval(
-    loss: Sample,
+    loss: TextSums,
     mass: Numbers,
     n_texts: int,
 ) -> tuple[Floats, Floats]:
@@ -338,15 +338,15 @@ def predicted_interval(
         n_texts: How many texts there are.
 
     Returns:
-        The low and the high end, at most 1. NaN if the texts of `loss` are fewer than FEWEST_EFFECTIVE_TEXTS, if unseen
-        texts could hold more than MOST_UNSEEN of Σ nats, or if the interval would be wider than WIDEST.
+        The low and the high end, at most 1. NaN if the texts of `loss` are fewer than MIN_EFFECTIVE_TEXTS, if unseen
+        texts could hold more than MAX_UNSEEN of Σ nats, or if the interval would be wider than WIDEST.
     """
     # The interval of the loss L.
     half = _student(loss) * loss.error
     weight = weight_of_unseen(unseen_share(max(n_texts, 1), RARELY), mass)
     low_loss, high_loss = skewed_interval(loss.ratio, half, weight, LARGEST_LOSS)
-    is_useful = loss.n_texts >= FEWEST_EFFECTIVE_TEXTS
-    is_useful &= weight <= MOST_UNSEEN
+    is_useful = loss.n_texts >= MIN_EFFECTIVE_TEXTS
+    is_useful &= weight <= MAX_UNSEEN
     is_useful &= high_loss - low_loss <= WIDEST
     # The predicted share is 1 - L, so the high loss gives the low end.
     return np.where(is_useful, 1 - high_loss, np.nan), np.where(is_useful, 1 - low_loss, np.nan)

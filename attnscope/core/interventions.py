@@ -1,8 +1,8 @@
 """Patch attention: replace the z, queries, keys, values or pattern of some heads by those of another run.
 
-`Activations` keeps values in one run, `Patched` puts them into another, and `Leaves` and `attribute` estimate by
-gradients what a patch would do. Each is a `Probe`: a model calls it in the place of `attend`, once per layer. A
-`Place` is one attention of the model, (kind, layer). This module knows nothing of models.
+`ActivationRecorder` keeps values in one run, `HeadPatcher` puts them into another, and `GradientLeaves` and `attribute`
+estimate by gradients what a patch would do. Each is a `Probe`: a model calls it in the place of `attend`, once per
+layer. A `LayerKey` is one attention of the model, (kind, layer). This module knows nothing of models.
 
 Source: causal tracing and patching: Vig et al. 2020; Meng et al. 2022; single heads: Wang et al. 2023, Interpretability
 in the Wild; practice: Zhang & Nanda 2024; by gradients: Nanda 2023, Attribution Patching.
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
 
 By = Literal["z", "query", "key", "value", "pattern"]
@@ -40,7 +40,7 @@ class Patch(NamedTuple):
     tokens: slice = slice(None)
 
 
-class Patched:
+class HeadPatcher:
     """Put values into heads, and compute the rest of the attention as the model does.
 
     Keys and values of grouped queries belong to a key/value head: all query heads that read it get them.
@@ -49,7 +49,7 @@ class Patched:
         patches: The patches of each place. Where two patch the same head, text and token, the later one wins.
     """
 
-    def __init__(self, patches: Mapping[Place, Sequence[Patch]]) -> None:
+    def __init__(self, patches: Mapping[LayerKey, Sequence[Patch]]) -> None:
         self._patches = patches
 
     def __call__(self, call: AttentionCall) -> Tensor:
@@ -86,7 +86,7 @@ def _put(
     return tensor
 
 
-class Activations:
+class ActivationRecorder:
     """Keep the call and output (text, head, query, d_value) of each place in a run, for patches.
 
     Args:
@@ -95,8 +95,8 @@ class Activations:
 
     def __init__(self, compute: Callable[[AttentionCall], Tensor] = attend) -> None:
         self._compute = compute
-        self.calls: dict[Place, AttentionCall] = {}
-        self.outputs: dict[Place, Tensor] = {}
+        self.calls: dict[LayerKey, AttentionCall] = {}
+        self.outputs: dict[LayerKey, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention, and keep its call and its output; shape and dtype: see `Probe`."""
@@ -115,7 +115,7 @@ class Activations:
     def values(
         self,
         by: By,
-        place: Place,
+        place: LayerKey,
         heads: Sequence[int],
     ) -> Tensor:
         """Return the values of one kind in some heads of a place; for keys and values, in some key/value heads.
@@ -131,19 +131,19 @@ class Activations:
         return all_heads[:, list(heads)]
 
 
-class Leaves:
+class GradientLeaves:
     """Make the values of heads leaves of the autograd graph, so that a loss has a gradient with respect to them.
 
     Args:
         by: Which values: z, query, key, value or pattern.
 
     Attributes:
-        tensors: The leaves by place, with the shapes of `Activations.values`, for all heads.
+        tensors: The leaves by place, with the shapes of `ActivationRecorder.values`, for all heads.
     """
 
     def __init__(self, by: By) -> None:
         self._by = by
-        self.tensors: dict[Place, Tensor] = {}
+        self.tensors: dict[LayerKey, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention with gradient, (text, head, query, d_value); dtype: see `Probe`."""

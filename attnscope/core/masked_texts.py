@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
-from attnscope.core.attention.tiles import Block, Tile
-from attnscope.core.catalogue import Columns, unit_queries
+from attnscope.core.attention.tiles import Tile, TileBounds
+from attnscope.core.catalogue import MeasureColumns, unit_queries
 from attnscope.core.facts import TextFacts, key_facts, pair_facts
 
 KEPT_PAIRS = 2**20
@@ -59,8 +59,8 @@ class MaskedTexts:
 
     def __init__(
         self,
-        columns: Columns,
-        blocks: list[Block],
+        columns: MeasureColumns,
+        blocks: list[TileBounds],
         keys: TextFacts,
         asking: Bool[Tensor, "batch query"],
         *,
@@ -82,7 +82,7 @@ class MaskedTexts:
         self._unit = unit_queries(n_queries)
         self.n_units = max(math.ceil(n_queries / self._unit), 1)
         # The result of `_make_tables` for each block, if they are kept.
-        self._tables: dict[Block, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[TileBounds, tuple[Tensor, Tensor]] = {}
         self._keeps_tables = asking.numel() * keys.real.shape[1] <= KEPT_PAIRS
         self.pair_map = torch.tensor(columns.pair_map, dtype=self.exact, device=self.device)
 
@@ -123,14 +123,16 @@ class MaskedTexts:
         """Return zeros of a shape, in the dtype of sums."""
         return torch.zeros(shape, dtype=self.exact, device=self.device)
 
-    def units(self, block: Block) -> slice:
+    def units(self, block: TileBounds) -> slice:
         """Return which units a block is part of: one in each of its texts."""
         # The next text has the same unit n_units further on.
         unit_of_text = block.queries.start // self._unit
         first = block.texts.start * self.n_units + unit_of_text
         return slice(first, block.texts.stop * self.n_units, self.n_units)
 
-    def parts(self, block: Block, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "view b h q part"]:
+    def parts(
+        self, block: TileBounds, weights: Float[Tensor, "b h q k"]
+    ) -> Float[Tensor, "view b h q part"]:
         """Return the parts of each row: its mass, the sums of weights times facts, and the weights at offsets.
 
         In cross attention it is the mass alone.
@@ -168,7 +170,7 @@ class MaskedTexts:
 
     def statistics(
         self,
-        block: Block,
+        block: TileBounds,
         weights: Tensor,
         tile: Tile | None,
     ) -> Float[Tensor, "b h q statistic"]:
@@ -191,7 +193,7 @@ class MaskedTexts:
         return torch.stack([by_name[statistic] for statistic in self.columns.rows], -1)
 
     def _make_tables(
-        self, block: Block
+        self, block: TileBounds
     ) -> tuple[Float[Tensor, "b q part k"], Float[Tensor, "b q part sink"]]:
         """Return 1 (for the mass) and the facts of a block's pairs: for keys outside sinks, and for sinks apart."""
         n_texts, n_queries, n_keys = block.shape
@@ -212,7 +214,7 @@ class MaskedTexts:
         table *= self.outside_sinks[block.texts, None, None, block.keys].to(self._dtype)
         return table, sink_table
 
-    def _at_offsets(self, block: Block, rows: Tensor) -> Float[Tensor, "b h q offset"]:
+    def _at_offsets(self, block: TileBounds, rows: Tensor) -> Float[Tensor, "b h q offset"]:
         """Return what each row, (b, h, q, k), holds at each offset from its query; 0 beyond the block's keys."""
         # The index of each query's key at each offset among the block's keys, (q, offset).
         n_keys = rows.shape[3]
@@ -225,13 +227,15 @@ class MaskedTexts:
         return at_offsets
 
     def uniform_means(
-        self, block: Block, key_values: Float[Tensor, "text key c"]
+        self, block: TileBounds, key_values: Float[Tensor, "text key c"]
     ) -> Float[Tensor, "view b m q c"]:
         """Return the mean of key values over the keys that each query of a block may attend to."""
         seen, n_seen = self._seen(block)
         return seen @ key_values[block.texts, None, block.keys] / n_seen.clamp(min=1)[..., None]
 
-    def _seen(self, block: Block) -> tuple[Float[Tensor, "view b m q k"], Float[Tensor, "view b m q"]]:
+    def _seen(
+        self, block: TileBounds
+    ) -> tuple[Float[Tensor, "view b m q k"], Float[Tensor, "view b m q"]]:
         """Return 1 where a query may attend to a key of a view, else 0, and how many such keys each query has."""
         n_texts, n_queries, n_keys = block.shape
         allowed = block.allowed(self.device)
@@ -242,7 +246,7 @@ class MaskedTexts:
         by_view = torch.stack([seen, seen_outside])
         return by_view, by_view.sum(-1)
 
-    def _prepare(self, block: Block) -> None:
+    def _prepare(self, block: TileBounds) -> None:
         """Work out which of a block's queries count, and their sums under uniform attention."""
         # A query counts in a view if it sees a key of that view, (view, b, m, q, 1).
         seen, n_seen = self._seen(block)
@@ -285,7 +289,7 @@ class MaskedTexts:
 
     def _row_factors(
         self,
-        block: Block,
+        block: TileBounds,
         seen: Float[Tensor, "b m q k"],
         n_seen: Float[Tensor, "b m q"],
         is_counted: Bool[Tensor, "b m q"],

@@ -22,13 +22,20 @@ from torch import Tensor
 
 from attnscope.core.attention import tiles
 from attnscope.core.attention.precision import sum_dtype
-from attnscope.core.attention.seam import AttentionCall, Kind, refuse_second
-from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles, cut_blocks
-from attnscope.core.catalogue import MEASURES, Columns, Keys, Measure, Measured, unit_queries
+from attnscope.core.attention.seam import AttentionCall, Kind, require_first_visit
+from attnscope.core.attention.tiles import Buffers, Tile, TileBounds, attend_in_tiles, cut_blocks
+from attnscope.core.catalogue import (
+    MEASURES,
+    KeyMeasure,
+    Measure,
+    MeasureColumns,
+    MeasureSums,
+    unit_queries,
+)
 from attnscope.core.facts import TextFacts, outlying
 from attnscope.core.masked_texts import MaskedTexts
 
-FEWEST_HEADS = 6
+MIN_HEADS = 6
 """A tile of a model with fewer heads holds no more pairs of query and key than with so many: pairs have facts, which
 take memory too."""
 
@@ -60,12 +67,12 @@ class HeadMeasures:
         buffers: Buffers | None = None,
         catalogue: Mapping[str, Measure] = MEASURES,
     ) -> None:
-        self.sums: dict[Kind, dict[int, Measured]] = {}
+        self.sums: dict[Kind, dict[int, MeasureSums]] = {}
         self._facts = facts
         self._query_facts = facts if query_facts is None else query_facts
         self._norms = norms
         self._buffers = Buffers() if buffers is None else buffers
-        self._columns = Columns(catalogue)
+        self._columns = MeasureColumns(catalogue)
         # By mask and shapes; with each the mask itself.
         self._masked_texts: dict[Hashable, tuple[MaskedTexts, Tensor | None]] = {}
 
@@ -76,7 +83,7 @@ class HeadMeasures:
             RuntimeError: The layer of this kind has been here already.
             ValueError: The call's shapes are not those of the texts.
         """
-        refuse_second(self.sums, call.kind, call.layer)
+        require_first_visit(self.sums, call.kind, call.layer)
         with torch.no_grad():
             texts = self._texts_under_mask(call)
             layer = _Layer(texts, call.n_heads, self._outlying(call, texts.keys))
@@ -109,7 +116,7 @@ class HeadMeasures:
         cache_key = mask_identity, device, call.kind, call.is_causal, call.window, n_heads
         if cache_key not in self._masked_texts:
             elements = tiles.tile_elements(device)
-            elements = min(elements, elements // FEWEST_HEADS * n_heads)
+            elements = min(elements, elements // MIN_HEADS * n_heads)
             texts = MaskedTexts(
                 self._columns,
                 cut_blocks(call, elements, unit=unit_queries(n_queries)),
@@ -143,7 +150,7 @@ def measures_of_weights(
     allowed: Tensor | None = None,
     outlying: Bool[Tensor, "batch key"] | None = None,
     catalogue: Mapping[str, Measure] = MEASURES,
-) -> Measured:
+) -> MeasureSums:
     """Return all measures of one layer from its dense weights, in float64 where there is one, one unit at a time.
 
     Args:
@@ -177,12 +184,12 @@ def measures_of_weights(
         one_text = slice(text, text + 1)
         for start in range(0, n_queries, unit):
             rows = slice(start, min(start + unit, n_queries))
-            block = Block(one_text, rows, slice(0, n_keys), mask=allowed[one_text, :, rows])
+            block = TileBounds(one_text, rows, slice(0, n_keys), mask=allowed[one_text, :, rows])
             unit_blocks.append(block)
 
     dtype = sum_dtype(weights.device)
     texts = MaskedTexts(
-        Columns(catalogue),
+        MeasureColumns(catalogue),
         unit_blocks,
         keys,
         queries.asking,
@@ -235,14 +242,14 @@ class _Layer:
         self._outlying: list[int] = []
         if outlying is not None:
             for column, family in enumerate(families):
-                if family == Keys("outlying"):
+                if family == KeyMeasure("outlying"):
                     self._outlying.append(column)
             self._key_values = texts.key_values.clone()
             self._key_values[..., self._outlying] = outlying[..., None].to(texts.exact)
 
     def add(
         self,
-        block: Block,
+        block: TileBounds,
         weights: Float[Tensor, "b h q k"],
         tile: Tile | None = None,
     ) -> None:
@@ -294,7 +301,7 @@ class _Layer:
         statistics = texts.statistics(block, weights, tile) * texts.row_factors[rows]
         sums[0, ..., n_keys + n_pairs :] += statistics.sum(2)
 
-    def result(self) -> Measured:
+    def result(self) -> MeasureSums:
         """Return the measures of the layer."""
         texts = self._texts
         columns = texts.columns
@@ -304,7 +311,7 @@ class _Layer:
             by_name = sums[columns.view_of_sum, :, :, columns.column_of_sum]
             arrays.append(by_name.cpu().double().numpy())
         total, count, uniform = arrays
-        return Measured(total, count, uniform, columns.names)
+        return MeasureSums(total, count, uniform, columns.names)
 
 
 def _over_queries(

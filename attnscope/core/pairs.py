@@ -7,7 +7,7 @@ are drawn independently, and all count the same. NumPy and SciPy only; knows no 
 import numpy as np
 from scipy.special import stdtrit
 
-from attnscope.core.intervals import END, Floats, Sample, mean_interval, mean_p_above
+from attnscope.core.intervals import END, Floats, TextSums, mean_interval, mean_p_above
 
 RARE = 1e-5
 """The one-sided probability of a t that is so large that it is not put down to chance."""
@@ -48,7 +48,7 @@ def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     error = values.std(0, ddof=1) / np.sqrt(n)
     degrees = np.full_like(mean, degrees_of_freedom(n))
     n_pairs = np.full_like(mean, n)
-    sample = Sample(mean, error, degrees, n_pairs, n_pairs)
+    sample = TextSums(mean, error, degrees, n_pairs, n_pairs)
     low, high = mean_interval(sample)
     # Two-sided: twice the p of |mean| > 0, and 1 for a mean of 0 without an error.
     p = 2 * mean_p_above(sample._replace(ratio=np.abs(mean)), 0.0)

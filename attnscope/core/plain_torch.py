@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 
 @contextmanager
-def leave_settings_aside() -> Iterator[None]:
+def default_torch_settings() -> Iterator[None]:
     """Switch the caller's autocast, inference mode and default device off within a `with` block.
 
     Autocast would lower the precision of products. Inference mode keeps no gradients, which some studies need. Another
@@ -33,5 +33,5 @@ def leave_settings_aside() -> Iterator[None]:
         yield
 
 
-with_plain_torch = leave_settings_aside()
+with_default_torch = default_torch_settings()
 """A decorator for functions of the public interface: they compute in the precision that results name."""

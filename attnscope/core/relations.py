@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
-from attnscope.core.attention.probes import HeadReader
+from attnscope.core.attention.probes import HeadRecorder
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 
@@ -63,7 +63,7 @@ class LinkFacts:
         return replace(self, **moved)
 
 
-def keep_links(facts: LinkFacts) -> HeadReader[Tensor]:
+def keep_links(facts: LinkFacts) -> HeadRecorder[Tensor]:
     """Return a probe that adds up the links of every layer of one forward pass; no gradient flows through its output.
 
     Its `maps` are kind -> layer -> hits and mass, (cell, head, 2), as `links_of_weights` returns them. It raises a
@@ -73,7 +73,7 @@ def keep_links(facts: LinkFacts) -> HeadReader[Tensor]:
     def read(call: AttentionCall) -> Float[Tensor, "cell head 2"]:
         return _links_of_call(call, facts.on(call.query.device))
 
-    return HeadReader(read)
+    return HeadRecorder(read)
 
 
 @torch.no_grad()

@@ -28,9 +28,9 @@ _WEIGHTS_AT_ONCE = 2**21
 """About how many weights of several heads are held in float64 at once."""
 
 _TABLE_BYTES = 2**26
-"""About how much memory the tables (`Table`) take that are kept."""
+"""About how much memory the tables (`LevelCounts`) take that are kept."""
 
-_MOST_COMBINATIONS = 1024
+_MAX_COMBINATIONS = 1024
 """If features could combine in more ways than this, ways that never occur get no place in a table."""
 
 _DENSE_PER_ENTRY = 4
@@ -41,7 +41,7 @@ _TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class FittedFeature:
     """A feature that is fitted to one head: a value of the query's type, 0 to 1, times a value of the key's type.
 
     A type is an entry of the vocabulary.
@@ -73,7 +73,7 @@ class Column:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class LevelCounts:
     """How often each combination of some features' levels occurs in each row.
 
     Attributes:
@@ -101,12 +101,12 @@ class Table:
 
 
 def _left_out() -> NDArray[Any]:
-    """Return an empty array: the default of a field, until `Rows.__post_init__` fills it in."""
+    """Return an empty array: the default of a field, until `RowSample.__post_init__` fills it in."""
     return np.empty(0, np.int64)
 
 
 @dataclass(eq=False)
-class Rows:
+class RowSample:
     """Sampled rows of some heads, all of which may attend to the same keys.
 
     The entries of all rows stand in one axis, row after row. A feature is a number: those that all heads share come
@@ -134,7 +134,7 @@ class Rows:
     counts: Floats = field(default_factory=_left_out)
     key_types: NDArray[np.int32] = field(default_factory=_left_out)
     query_types: NDArray[np.int32] = field(default_factory=_left_out)
-    columns: tuple[tuple[Column, ...], ...] = ()
+    columns: tuple[tuple[FittedFeature, ...], ...] = ()
     index: Integers = field(default_factory=_left_out)
     entries: Integers = field(default_factory=_left_out)
 
@@ -155,7 +155,7 @@ class Rows:
         n_kept = max(16, _TABLE_BYTES // (16 * self.size + 1))
         self._cached_count = lru_cache(n_kept)(self._count)
 
-    def select(self, rows: Integers) -> Rows:
+    def select(self, rows: Integers) -> RowSample:
         """Copy some of the rows, by their positions here, (row,), ascending."""
         # Where the chosen rows begin in the copy, and how far each one moves to get there.
         lengths = self.lengths[rows]
@@ -176,11 +176,11 @@ class Rows:
             entries=self.entries[copied],
         )
 
-    def of_texts(self, texts: Sequence[int]) -> Rows:
+    def of_texts(self, texts: Sequence[int]) -> RowSample:
         """Copy the rows of some texts."""
         return self.select(np.flatnonzero(np.isin(self.texts, texts)))
 
-    def give_columns(self, columns: tuple[tuple[Column, ...], ...]) -> None:
+    def give_columns(self, columns: tuple[tuple[FittedFeature, ...], ...]) -> None:
         """Replace the features that each head alone has, and forget tables that were counted with the old ones."""
         self.columns = columns
         self._cached_count.cache_clear()
@@ -274,11 +274,11 @@ class Rows:
 
     # Features
 
-    def column_of(self, feature: int, head: int) -> Column | None:
+    def column_of(self, feature: int, head: int) -> FittedFeature | None:
         """Return the column of a feature that is the head's own; None for a feature that all heads share."""
         return None if feature < self.n_shared else self.columns[head][feature - self.n_shared]
 
-    def own_columns(self, head: int) -> tuple[Column, ...]:
+    def own_columns(self, head: int) -> tuple[FittedFeature, ...]:
         """Return the features that a head alone has, those from `n_shared` on."""
         return self.columns[head] if self.columns else ()
 
@@ -393,19 +393,19 @@ class Rows:
         p = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)
         return (np.take(p, table.codes) * self.counts).astype(np.float32)
 
-    def table(self, terms: tuple[int, ...], head: int) -> Table:
+    def table(self, terms: tuple[int, ...], head: int) -> LevelCounts:
         """Count how often each combination of the terms' levels occurs in each row; tables are cached."""
         # A table of shared features is the same for all heads: it is cached under head -1.
         is_shared = max(terms, default=-1) < self.n_shared
         return self._cached_count(terms, -1 if is_shared else head)
 
-    def _count(self, terms: tuple[int, ...], head: int) -> Table:
+    def _count(self, terms: tuple[int, ...], head: int) -> LevelCounts:
         """Count the combinations of the terms before the last with the last one's levels."""
         n_rows = len(self.texts)
         # Without terms there is one combination, which all keys have.
         if not terms:
             no_codes = np.zeros(self.size, np.int32)
-            return Table(np.empty((1, 0)), no_codes, self.n_keys[:, None])
+            return LevelCounts(np.empty((1, 0)), no_codes, self.n_keys[:, None])
         # As digits: code = code of the terms before · number of the last one's levels + level of the last one.
         before = self.table(terms[:-1], head)
         last_values = self.values_of(terms[-1], head)
@@ -414,7 +414,7 @@ class Rows:
         codes += self.levels_of(terms[-1], head)
         # The old code of each combination that stays: all, unless there may be many.
         stays = np.arange(len(before.values) * n_last)
-        if len(stays) > _MOST_COMBINATIONS:
+        if len(stays) > _MAX_COMBINATIONS:
             occurs = np.bincount(codes, minlength=len(stays)) > 0
             stays = np.flatnonzero(occurs)
             new_codes = np.cumsum(occurs, dtype=np.int32) - 1
@@ -426,12 +426,12 @@ class Rows:
         n_cells = n_rows * len(stays)
         if n_cells > _DENSE_PER_ENTRY * self.size:
             sparse = sp.csr_array((self.counts, codes, self.starts), shape)
-            return Table(values, codes, sparse)
+            return LevelCounts(values, codes, sparse)
         cells = self.spread(np.arange(n_rows) * len(stays)) + codes
         # If each entry is one key, counting entries is the same and faster.
         entry_counts = None if self.counts.max(initial=1.0) == 1 else self.counts
         counts = np.bincount(cells, entry_counts, n_cells).astype(np.float64)
-        return Table(values, codes, counts.reshape(shape))
+        return LevelCounts(values, codes, counts.reshape(shape))
 
 
 def starts_of(lengths: Integers) -> Integers:

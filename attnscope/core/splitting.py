@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class HeadSplit:
     """Attention with one number of heads.
 
     Attributes:
@@ -46,7 +46,7 @@ def cut(
     n_heads: int,
     *,
     may: NDArray[np.bool_] | None = None,
-) -> Cut:
+) -> HeadSplit:
     """Cut queries, keys and values into heads by columns, and let each attend.
 
         head_h = softmax(Q_h K_hᵀ / sqrt(d_head)) V_h,  d_head = d_model / n_heads
@@ -86,7 +86,7 @@ def cut(
     triangles_q = np.linalg.qr(q).R
     triangles_k = np.linalg.qr(k).R
     products = triangles_q @ triangles_k.transpose(0, 2, 1)
-    return Cut(
+    return HeadSplit(
         weights=weights,
         heads_out=weights @ v,
         entropy_nats=entropy.mean(-1),

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class AttentionInputs:
     """The inputs of the steps, float64.
 
     Attributes:
@@ -69,14 +69,14 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Line:
+class Step:
     """One step: its title and formula, and the line of NumPy that computes it.
 
     Attributes:
         name: Such as "dot_products".
         title: The name as people say it, such as "Dot products".
         formula: The mathematics, with this head's numbers where they help.
-        code: The line; it reads np, the attributes of Inputs and the variables of earlier lines.
+        code: The line; it reads np, the attributes of AttentionInputs and the variables of earlier lines.
         variable: The expression that then holds the step's value, such as "dots" or "H[1]".
         axes: The axes of the value: "query", "key", "column" (of a head), "joined" (columns of all heads),
             "output" (columns after W_O), "sink".
@@ -93,25 +93,25 @@ class Line:
 
 
 def all_lines(
-    inputs: Inputs,
+    inputs: AttentionInputs,
     heads: Iterable[int],
     query: int | None,
-) -> list[Line]:
+) -> list[Step]:
     """Return the steps of all these heads, one head after the other, then the steps that join them.
 
     They are for one query, by its position, or for all queries (None).
     """
-    lines: list[Line] = []
+    lines: list[Step] = []
     for head in heads:
         lines += head_lines(inputs, head, query)
     return lines + concatenation_lines(inputs, query)
 
 
 def head_lines(
-    inputs: Inputs,
+    inputs: AttentionInputs,
     head: int,
     query: int | None,
-) -> list[Line]:
+) -> list[Step]:
     """Return the steps of one head, from its query to its output, for one query or, with None, for all.
 
     Returns:
@@ -128,16 +128,16 @@ def head_lines(
         if query is not None:
             axes = tuple(axis for axis in axes if axis != "query")
         variable, _ = code.split(" = ", 1)
-        lines.append(Line(name, title, formula, code, variable, axes, head))
+        lines.append(Step(name, title, formula, code, variable, axes, head))
     return lines
 
 
 _Step = tuple[str, str, str, str, tuple[str, ...]]
-"""Name, title, formula, code and axes of a `Line`, with the axis of queries even if it is for one query."""
+"""Name, title, formula, code and axes of a `Step`, with the axis of queries even if it is for one query."""
 
 
 def _projection_steps(
-    inputs: Inputs,
+    inputs: AttentionInputs,
     head: int,
     query: int | None,
 ) -> Iterator[_Step]:
@@ -161,7 +161,7 @@ def _projection_steps(
 
 
 def _score_steps(
-    inputs: Inputs,
+    inputs: AttentionInputs,
     head: int,
     query: int | None,
 ) -> Iterator[_Step]:
@@ -187,7 +187,7 @@ def _score_steps(
         yield "masked_scores", "Mask", "-inf where the query may not attend", code, axes
 
 
-def _softmax_steps(inputs: Inputs, head: int) -> Iterator[_Step]:
+def _softmax_steps(inputs: AttentionInputs, head: int) -> Iterator[_Step]:
     """Yield the softmax. With a sink, a score without a key, rows sum to less than 1."""
     axes = ("query", "key")
     formula = "exp(score - the row's largest): the same result, and nothing overflows"
@@ -217,7 +217,7 @@ def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
     yield "head_output", title, "Σ over keys of weight · value", code, ("query", "column")
 
 
-def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
+def concatenation_lines(inputs: AttentionInputs, query: int | None) -> list[Step]:
     """Return the steps after the heads: concatenation, and the output projection where it is known."""
     n_heads = inputs.n_heads
     d_value = inputs.d_value
@@ -227,7 +227,7 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     if query is not None:
         code = f"joined = np.concatenate(H[:, {query}])"
         queries = ()
-    lines = [Line("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
+    lines = [Step("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:
         d_model, width = inputs.W_O.shape
         formula = f"W_O ({d_model} × {width}) times joined"
@@ -235,11 +235,11 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
         if inputs.b_O is not None:
             formula += ", + b_O"
             code += " + b_O"
-        lines.append(Line("output", "Output projection", formula, code, "output", (*queries, "output")))
+        lines.append(Step("output", "Output projection", formula, code, "output", (*queries, "output")))
     return lines
 
 
-def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
+def compute(lines: list[Step], inputs: AttentionInputs) -> list[Array]:
     """Run lines one after the other from inputs, which stay unchanged; return the value of each step."""
     # Each line can read the inputs and what all lines before it have assigned.
     names = {"np": np} | inputs.names()

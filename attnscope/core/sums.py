@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from attnscope.core.intervals import (
     Floats,
     Numbers,
-    Sample,
+    TextSums,
     mean_interval,
     mean_p_above,
     share_interval,
@@ -32,9 +32,9 @@ class RunningSums:
     """Sums and second moments over texts, for an array of quantities, with ratios, errors and intervals from them.
 
     Each quantity, such as a measure of a head, has six float64 numbers: how many texts have it (n), Σs, Σc, and the
-    second moments about the means, Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 does not have the
-    quantity, and adds nothing to any of them. The sums over two sets of texts, A and B, are merged by the formula of
-    Chan, Golub & LeVeque (1979; 1983, The American Statistician 37, 242-247):
+    second moments about the means, Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 does not have
+    the quantity, and adds nothing to any of them. The sums over two sets of texts, A and B, are merged by the formula
+    of Chan, Golub & LeVeque (1979; 1983, The American Statistician 37, 242-247):
 
         Σ_AB (s - s̄)² = Σ_A (s - s̄)² + Σ_B (s - s̄)² + (s̄_B - s̄_A)² · n_A n_B / (n_A + n_B)
 
@@ -114,7 +114,7 @@ class RunningSums:
         """Return the value Σs / Σc; NaN where Σc is 0."""
         return _divide(self.moments[_S], self.moments[_C], np.nan)
 
-    def sample(self) -> Sample:
+    def sample(self) -> TextSums:
         """Return the ratio, its standard error and the sizes that `core.intervals` needs, arrays of `shape`.
 
         The error is that of the delta method, for texts drawn independently. With the residuals d = s - r·c of the
@@ -149,7 +149,7 @@ class RunningSums:
         # m - 1; NaN where the error is.
         degrees = np.where(pair_products > 0, _divide(pair_products, sum_of_squares, 0.0), np.nan)
         effective_texts = _divide(square_of_sum, sum_of_squares, 0.0)
-        return Sample(ratio, error, degrees, effective_texts, sum_c)
+        return TextSums(ratio, error, degrees, effective_texts, sum_c)
 
     def interval(self) -> tuple[Floats, Floats]:
         """Return the ends of `core.intervals.mean_interval`."""

@@ -11,8 +11,8 @@ from attnscope.corpus.batching import (
     BLOCK,
     BLOCK_CHARACTERS,
     TOKEN_BUDGET,
-    Block,
     Chunk,
+    TextBlock,
     batches,
     block_batches,
     blocks,
@@ -21,11 +21,11 @@ from attnscope.corpus.batching import (
     runs,
     tokens_of_ids,
 )
-from attnscope.corpus.copies import Copies, copy_key, distinct, fold
+from attnscope.corpus.copies import CopyFilter, copy_key, distinct, fold
 from attnscope.corpus.formats import Problem, Split
 from attnscope.corpus.probes import (
-    Hay,
     Needle,
+    NeedleSource,
     depth_range,
     needle_probe,
     repeat_probe,

@@ -35,20 +35,20 @@ faster on a processor with 4096 tokens, and takes three times the memory."""
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Hold consecutive texts of a corpus, and the number of the block, from 0."""
 
     index: int
     texts: tuple[CorpusText, ...]
 
 
-def blocks(texts: Iterable[CorpusText], n: int = BLOCK) -> Iterator[Block]:
+def blocks(texts: Iterable[CorpusText], n: int = BLOCK) -> Iterator[TextBlock]:
     """Cut a corpus into blocks of consecutive texts.
 
     A block ends with its n-th text, or with the one with which it reaches BLOCK_CHARACTERS.
     """
     for index, run in enumerate(runs(texts, n, lambda text: text.n_characters)):
-        yield Block(index, run)
+        yield TextBlock(index, run)
 
 
 def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
@@ -190,7 +190,7 @@ def batches(pieces: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[list[Ch
 
 
 def block_batches(
-    block: Block,
+    block: TextBlock,
     encode: Encode,
     *,
     limit: int | None = None,

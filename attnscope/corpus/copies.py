@@ -16,21 +16,21 @@ from difflib import SequenceMatcher
 
 from attnscope.corpus.texts import CorpusText
 
-MOST_EDITS = 4
+MAX_EDITS = 4
 """The most words put in, left out or changed between two variants; at most a quarter of the words, too."""
 
-FEWEST_WORDS = 8
-"""The fewest words of variants that MOST_EDITS decides about. Shorter texts need the same frame, as "I like it" is the
+MIN_WORDS = 8
+"""The fewest words of variants that MAX_EDITS decides about. Shorter texts need the same frame, as "I like it" is the
 end of many sentences."""
 
 SHORTEST_FRAME = 4
-"""The fewest words of a text with frames. A *frame* is a text of fewer than FEWEST_WORDS in which a third of the words
+"""The fewest words of a text with frames. A *frame* is a text of fewer than MIN_WORDS in which a third of the words
 are left blank. Variants have one in common: "The dog saw the girl again." and "The cat saw the king again." """
 
 REMEMBERED = 2**20
 """The most digests (of texts, pairs of words, and frames) that are remembered; the oldest are forgotten first."""
 
-_MOST_PAIRS = 16
+_MAX_PAIRS = 16
 """The most pairs of neighbouring words by which a long text is looked up."""
 
 # What may stand before a text, such as "- ", "12. ", "User: ", "[3] ", "Example 7: ".
@@ -54,11 +54,11 @@ class _Kept:
     shared: set[bytes] = field(default_factory=set)
 
 
-class Copies:
+class CopyFilter:
     """Tell copies, and variants from the third on, from texts that are to be kept.
 
     A text is a copy of an earlier one if they differ only in case, white space or a label before them ("12. ",
-    "User: "). Two texts of FEWEST_WORDS or more are variants if they differ in at most MOST_EDITS words, and at most a
+    "User: "). Two texts of MIN_WORDS or more are variants if they differ in at most MAX_EDITS words, and at most a
     quarter of them; shorter ones if they have a frame in common. Texts that came as token ids are copies if all ids are
     equal, and never variants.
 
@@ -109,9 +109,9 @@ def _with_features(words: Sequence[str]) -> _Kept:
     if len(lettered) >= SHORTEST_FRAME:
         words = [_NUMBER.sub("0", word) for word in words]
     # A long text has the smallest digests of its pairs: variants then mostly have the same ones.
-    if len(words) >= FEWEST_WORDS:
+    if len(words) >= MIN_WORDS:
         pairs = {_digest(f"{first} {second}") for first, second in itertools.pairwise(words)}
-        return _Kept(words, set(sorted(pairs)[:_MOST_PAIRS]))
+        return _Kept(words, set(sorted(pairs)[:_MAX_PAIRS]))
     # A short text has all its frames; a space marks a blank, as no word is a space.
     frames = set()
     for blanks in itertools.combinations(range(len(words)), len(words) // 3):
@@ -131,10 +131,10 @@ def _are_variants(first: _Kept, second: _Kept) -> bool:
     """Return whether two texts with a feature in common are variants."""
     n_words = len(second.words)
     # Short texts have a frame in common, which is enough.
-    if n_words < FEWEST_WORDS:
+    if n_words < MIN_WORDS:
         return True
-    most_edits = min(MOST_EDITS, n_words // 4)
-    if len(first.features & second.features) < 2 or abs(len(first.words) - n_words) > most_edits:
+    max_edits = min(MAX_EDITS, n_words // 4)
+    if len(first.features & second.features) < 2 or abs(len(first.words) - n_words) > max_edits:
         return False
     # Count the words that are replaced, inserted or deleted.
     steps = SequenceMatcher(None, first.words, second.words, autojunk=False).get_opcodes()
@@ -142,7 +142,7 @@ def _are_variants(first: _Kept, second: _Kept) -> bool:
     for step, first_start, first_end, second_start, second_end in steps:
         if step != "equal":
             n_edits += max(first_end - first_start, second_end - second_start)
-    return n_edits <= most_edits
+    return n_edits <= max_edits
 
 
 def copy_key(text: CorpusText) -> bytes:
@@ -152,7 +152,7 @@ def copy_key(text: CorpusText) -> bytes:
     return fold(text.written).encode("utf-8", "surrogatepass")
 
 
-def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:
+def distinct(texts: Iterable[CorpusText], copies: CopyFilter) -> Iterator[CorpusText]:
     """Return the texts of a corpus that are to be kept; `copies`, which must be new, counts the others."""
     return filter(copies.register, texts)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import AttnscopeError, amount, parse_json
-from attnscope.text import MOST_BYTES, too_long
+from attnscope.text import MAX_BYTES, too_long
 
 Split = Literal["auto", "line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs. "auto" guesses, see `guess_split`."""
@@ -25,7 +25,7 @@ Split = Literal["auto", "line", "paragraph", "file"]
 GUESSED_LINES = 400
 """The most lines, the first ones of a file, that a split is guessed from."""
 
-MOST_PARAGRAPH_LINES = 20
+MAX_PARAGRAPH_LINES = 20
 """The most lines of a paragraph on average. With more, each line is a text and blank lines have no meaning."""
 
 Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
@@ -39,7 +39,7 @@ _FORMATS: dict[str, Format] = {
     ".tsv": "tsv",
 }
 
-MOST_BAD_LINES = 10
+MAX_BAD_LINES = 10
 """The number of malformed lines at which the rest of a source is left out."""
 
 PAIR_FIELD = "text_pair"
@@ -51,7 +51,7 @@ LARGEST_ID = 2**24
 _LONGEST_FIELD = 2**28
 """The most characters of a CSV field. A quote that is never closed makes the rest of the file one field."""
 
-Render = Callable[..., str]
+RenderChat = Callable[..., str]
 """Writes messages, and `tools` and `documents`, as one text: a chat template, or `write_plainly`.
 
 It raises an AttnscopeError if they cannot be written.
@@ -60,7 +60,7 @@ It raises an AttnscopeError if they cannot be written.
 _TEMPLATE_FIELDS = ("tools", "documents")
 """The fields beside "messages" that chat templates take."""
 
-Content = dict[str, Any]
+TextFields = dict[str, Any]
 """The fields of a `CorpusText` that a source sets: text, pair, is_chat."""
 
 
@@ -103,7 +103,7 @@ def format_of(name: str) -> Format:
     return _FORMATS.get(suffix_of(name), "txt")
 
 
-class BadLines:
+class BadLineLimit:
     """Add the malformed lines of one source to a list of problems, and end its reading when there are too many."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
@@ -115,11 +115,11 @@ class BadLines:
         """Add a line to the problems.
 
         Raises:
-            UnreadableError: It is number MOST_BAD_LINES.
+            UnreadableError: It is number MAX_BAD_LINES.
         """
         self._n_bad += 1
-        if self._n_bad == MOST_BAD_LINES:
-            raise UnreadableError(f"{reason}; given up after {MOST_BAD_LINES} malformed lines", line)
+        if self._n_bad == MAX_BAD_LINES:
+            raise UnreadableError(f"{reason}; given up after {MAX_BAD_LINES} malformed lines", line)
         self._problems.append(Problem(self._source, line, reason))
 
 
@@ -148,7 +148,7 @@ def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
             n_lines += 1
             n_paragraphs += follows_blank
         follows_blank = is_blank
-    has_paragraphs = n_paragraphs > 1 and n_lines <= MOST_PARAGRAPH_LINES * n_paragraphs
+    has_paragraphs = n_paragraphs > 1 and n_lines <= MAX_PARAGRAPH_LINES * n_paragraphs
 
     def all_lines() -> Iterator[str]:
         yield from first_lines
@@ -163,7 +163,7 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
     """Join lines to texts; yield each text with the number of the line that it begins on, from 1.
 
     Raises:
-        UnreadableError: A paragraph or a file has more than MOST_BYTES.
+        UnreadableError: A paragraph or a file has more than MAX_BYTES.
     """
     if split == "line":
         yield from enumerate(lines, 1)
@@ -185,7 +185,7 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
                 n_characters = 0
             text.append(line)
             n_characters += len(line) + 1
-            if n_characters > MOST_BYTES:
+            if n_characters > MAX_BYTES:
                 raise UnreadableError(too_long(f"the {split}")[0])
     except UnreadableError as error:
         # The text that was being read is left out as a whole: the error names its first line.
@@ -244,8 +244,8 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
 
 
 def read_entry(
-    entry: dict[str, Any], field: str, pair_field: str | None, render: Render
-) -> tuple[Content, list[str]]:
+    entry: dict[str, Any], field: str, pair_field: str | None, render: RenderChat
+) -> tuple[TextFields, list[str]]:
     """Read the text, the pair of texts, or the conversation in an object of JSON or a row of CSV.
 
     Args:
@@ -318,7 +318,7 @@ def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
     return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
 
 
-def _write_chat(entry: dict[str, Any], render: Render) -> Content:
+def _write_chat(entry: dict[str, Any], render: RenderChat) -> TextFields:
     """Return the conversation of an object of JSON as one text."""
     messages = entry["messages"]
     if not (isinstance(messages, list) and messages):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
-from attnscope.text import MOST_BYTES, other_format, too_long
+from attnscope.text import MAX_BYTES, other_format, too_long
 
 _IN_MEMORY = 1 << 24
-"""The most bytes of a stream that `Replay` keeps in memory; a longer one is kept in a temporary file."""
+"""The most bytes of a stream that `RereadableStream` keeps in memory; a longer one is kept in a temporary file."""
 
 _GZIP = b"\x1f\x8b"
 """The first bytes of gzipped data."""
@@ -34,7 +34,7 @@ class UnreadableError(Exception):
         self.line = line
 
 
-class Replay(io.RawIOBase):
+class RereadableStream(io.RawIOBase):
     """Read a stream, and keep a copy of what was read, so that it can be read again from its start."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
@@ -92,7 +92,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
     """Yield the lines of UTF-8 bytes, plain or gzipped, without their ends (LF, CR LF or CR).
 
     Raises:
-        UnreadableError: The file cannot be read, bytes are no text, or a line is longer than MOST_BYTES. The lines
+        UnreadableError: The file cannot be read, bytes are no text, or a line is longer than MAX_BYTES. The lines
             before that point are yielded first; of damaged gzip data, those before the damaged piece.
     """
     # gzip is recognised by its first bytes, under any name.
@@ -110,7 +110,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
             format_and_hint = other_format(raw)
             if format_and_hint is not None:
                 raise UnreadableError("; ".join(format_and_hint))
-        if len(raw) > MOST_BYTES:
+        if len(raw) > MAX_BYTES:
             raise UnreadableError(too_long("the line")[0], n_lines + 1)
         try:
             text = raw.decode(encoding)
@@ -125,11 +125,11 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def _read_line(reader: Any, n_lines: int) -> bytes:
-    """Return line n_lines + 1 with its end, at most MOST_BYTES + 1 bytes of it; empty at the end of the file."""
+    """Return line n_lines + 1 with its end, at most MAX_BYTES + 1 bytes of it; empty at the end of the file."""
     # If even the first line cannot be read, the error is about the whole file.
     line = n_lines + 1 if n_lines else None
     try:
-        raw: bytes = reader.readline(MOST_BYTES + 1)
+        raw: bytes = reader.readline(MAX_BYTES + 1)
     except EOFError:
         raise UnreadableError("the gzip data end too early: the file is cut off", line) from None
     except (zlib.error, gzip.BadGzipFile) as error:

@@ -64,7 +64,7 @@ class Pairs:
             self.sources: tuple[str, ...] = ("pairs",)
             entries = (("pairs", number, pair) for number, pair in enumerate(pairs, 1))
         else:
-            corpus = Corpus(list(map(str, pairs)), format="txt", most_characters=None)
+            corpus = Corpus(list(map(str, pairs)), format="txt", max_characters=None)
             self.sources = corpus.sources
             entries = ((text.source, text.line, json_object(text.text or "")) for text in corpus)
         # Of pairs with the same two texts the first counts.

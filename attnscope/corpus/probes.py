@@ -46,7 +46,7 @@ _SHORTEST_HAYSTACK = 16
 """The fewest tokens of a haystack. In a shorter one too many needles would begin at the same position."""
 
 _WORD = re.compile(" [a-z]{3,}")
-_FEWEST_WORDS = 200
+_MIN_WORDS = 200
 """With fewer words in a vocabulary, needles are made of any tokens."""
 
 
@@ -76,7 +76,7 @@ class Needle:
 
 
 @dataclass(frozen=True, eq=False)
-class Hay:
+class NeedleSource:
     """Hold what needles and haystacks are made of.
 
     Attributes:
@@ -95,7 +95,7 @@ class Hay:
 
 
 def needle_probe(
-    hay: Hay, n: int, depths: Sequence[float], length: int, seed: int, *, answer: int = 8
+    hay: NeedleSource, n: int, depths: Sequence[float], length: int, seed: int, *, answer: int = 8
 ) -> Iterator[Needle]:
     """Yield needles in haystacks, the standard test of retrieval from long texts.
 
@@ -135,7 +135,13 @@ def needle_probe(
 
 
 def _make(
-    hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int
+    hay: NeedleSource,
+    vocabulary: Numbers,
+    number: int,
+    depth: float,
+    length: int,
+    seed: int,
+    n_answer: int,
 ) -> Needle:
     """Make needle number `number`: a haystack with the needle and the decoy in it, the question, and the answer."""
     # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
@@ -254,7 +260,7 @@ def word_ids(ids: Numbers, spell: Callable[[int], str]) -> Numbers:
     """Return the tokens that are spelled as a space and a lower-case word; all tokens if those are fewer than 200."""
     is_word = [_WORD.fullmatch(spell(token_id)) is not None for token_id in ids.tolist()]
     words = ids[np.array(is_word, bool)]
-    return words if len(words) >= _FEWEST_WORDS else ids
+    return words if len(words) >= _MIN_WORDS else ids
 
 
 def repeat_probe(

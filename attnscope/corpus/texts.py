@@ -12,12 +12,12 @@ from typing import BinaryIO, ClassVar, Literal, get_args
 import numpy as np
 
 from attnscope.corpus.formats import (
-    BadLines,
-    Content,
+    BadLineLimit,
     Format,
     Problem,
-    Render,
+    RenderChat,
     Split,
+    TextFields,
     csv_entries,
     format_of,
     guess_split,
@@ -28,10 +28,10 @@ from attnscope.corpus.formats import (
     split_lines,
     write_plainly,
 )
-from attnscope.corpus.lines import Replay, UnreadableError, lines_of
+from attnscope.corpus.lines import RereadableStream, UnreadableError, lines_of
 from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.host import refuse_pipe
-from attnscope.text import MOST_CHARACTERS, is_blank, open_stdin
+from attnscope.text import MAX_CHARACTERS, is_blank, open_stdin
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
@@ -105,7 +105,7 @@ class Corpus:
         field: The field (jsonl) or column (CSV) that holds the text.
         pair_field: The field or column that holds the second text of a pair; None = `text_pair`, where there is one.
         format: The format of all files; "auto" = as the name of each says.
-        most_characters: A longer text is cut to so many characters, and listed in `problems`; None = none is cut.
+        max_characters: A longer text is cut to so many characters, and listed in `problems`; None = none is cut.
 
     Attributes:
         sources: The names of the files to read, in order.
@@ -132,7 +132,7 @@ class Corpus:
         field: str = "text",
         pair_field: str | None = None,
         format: Format = "auto",
-        most_characters: int | None = MOST_CHARACTERS,
+        max_characters: int | None = MAX_CHARACTERS,
     ) -> None:
         require_choice("split", split, get_args(Split))
         require_choice("format", format, get_args(Format))
@@ -148,15 +148,15 @@ class Corpus:
         self.field = field
         self.format = format
         self.pair_field = pair_field
-        self.most_characters = most_characters
-        self.chat: Render = write_plainly
+        self.max_characters = max_characters
+        self.chat: RenderChat = write_plainly
         # Facts of the last iteration.
         self.problems: list[Problem] = []
         self.bytes_read = 0
         self.sha256 = ""
         self._splits: set[Split] = set()
         # Copies of the streams that were read, by source.
-        self._streams: dict[str, Replay] = {}
+        self._streams: dict[str, RereadableStream] = {}
 
     @property
     def n_bytes(self) -> int | None:
@@ -204,14 +204,14 @@ class Corpus:
             )
         self.sha256 = digest.hexdigest()
 
-    def _make_text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
+    def _make_text(self, index: int, name: str, line: int, content: TextFields) -> CorpusText | None:
         """Return the text of the corpus with this content, cut if it is too long; None if it is blank."""
         if is_blank(content["text"]):
             if "pair" in content:
                 self.problems.append(Problem(name, line, "the first text of the pair is blank"))
             return None
         # Cut a text that would fill the memory when it is tokenised.
-        most = self.most_characters
+        most = self.max_characters
         for field in ("text", "pair"):
             n = len(content.get(field, ""))
             if most is not None and n > most:
@@ -222,7 +222,7 @@ class Corpus:
                 content[field] = content[field][:most]
         return CorpusText(index, name, line, **content)
 
-    def _read_source(self, source: str, name: str) -> Iterator[tuple[int, Content]]:
+    def _read_source(self, source: str, name: str) -> Iterator[tuple[int, TextFields]]:
         """Yield the line and the content of each text of a source, blank texts too; update `bytes_read`."""
         n_before = self.bytes_read
         with self._open(source) as file:
@@ -235,7 +235,7 @@ class Corpus:
                 if line_and_content is not None:
                     yield line_and_content
 
-    def _parse(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Content]]:
+    def _parse(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, TextFields]]:
         """Yield the line and the content of each text in the lines of a source; list malformed ones."""
         format = format_of(name) if self.format == "auto" else self.format
         # Plain text. Nothing is guessed from a stream, for a guess would wait for its first lines.
@@ -251,7 +251,7 @@ class Corpus:
             return
         # jsonl and CSV. In place of a malformed entry comes a str that says what is wrong.
         entries = json_entries(lines) if format == "jsonl" else csv_entries(lines, _DELIMITERS[format])
-        bad = BadLines(name, self.problems)
+        bad = BadLineLimit(name, self.problems)
         unread_fields: set[str] = set()
         for number, entry in entries:
             try:
@@ -281,7 +281,7 @@ class Corpus:
                 stream = getattr(stream, "raw", stream)
             else:
                 stream = Path(source).open("rb", buffering=0)  # noqa: SIM115
-            self._streams[source] = Replay(stream, source)
+            self._streams[source] = RereadableStream(stream, source)
         return self._streams[source].again()
 
 

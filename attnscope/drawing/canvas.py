@@ -88,7 +88,7 @@ def matplotlib_defaults() -> Iterator[None]:
         yield
 
 
-class Drawing:
+class FigureRenderer:
     """Render a matplotlib figure as pixels and as vectors."""
 
     def __init__(self, figure: Figure, families: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ class Drawing:
         self.agg.draw()
 
 
-class Canvas(Drawing):
+class Canvas(FigureRenderer):
     """Draw on a figure whose one Axes counts pixels from the upper left corner."""
 
     def __init__(self, width_px: int, lettering: Lettering) -> None:
@@ -227,7 +227,7 @@ class Canvas(Drawing):
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
         """Return k such that every k-th of labels `pitch_px` apart has room; 1 if letters may have any size."""
-        if not self.paper.least_px:
+        if not self.paper.min_px:
             return 1
         # A label takes its width and a gap, which grows with the width.
         needed_px = self.lettering.width_px(longest, size_px) * 1.15 + 4

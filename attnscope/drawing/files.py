@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.drawing.canvas import DPI, Drawing, matplotlib_defaults
+from attnscope.drawing.canvas import DPI, FigureRenderer, matplotlib_defaults
 from attnscope.errors import UsageError
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import write_whole
@@ -18,7 +18,10 @@ from attnscope.version import VERSION
 
 
 def write_pages(
-    pages: Iterable[tuple[str, Drawing]], folder: str | Path, formats: Sequence[str], threads: int = 2
+    pages: Iterable[tuple[str, FigureRenderer]],
+    folder: str | Path,
+    formats: Sequence[str],
+    threads: int = 2,
 ) -> list[Path]:
     """Write figures into a folder, each file whole or not at all; the same figures give the same bytes.
 
@@ -84,7 +87,7 @@ def distinct(stems: Iterable[str]) -> list[str]:
     return list(names.values())
 
 
-def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
+def first_png(pages: Iterable[tuple[str, FigureRenderer]]) -> bytes:
     """Return the first of some figures as a PNG, for notebooks."""
     with matplotlib_defaults():
         page = next(iter(pages))[1]

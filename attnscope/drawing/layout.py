@@ -64,8 +64,8 @@ class Paper:
     Attributes:
         width_px: The width of the page.
         fixed: Whether each figure has exactly this width (paper); else its width depends on its panels (a screen).
-        least_px: The smallest font size; 0 = there is none.
-        label_px: The size to which labels of tokens may shrink below `least_px`, if each cell then has its label; 0 =
+        min_px: The smallest font size; 0 = there is none.
+        label_px: The size to which labels of tokens may shrink below `min_px`, if each cell then has its label; 0 =
             they may not.
         inch_px: How many pixels of the layout are an inch.
         dpi: How many pixels of a PNG are an inch.
@@ -77,7 +77,7 @@ class Paper:
 
     width_px: int = PAGE_WIDTH_PX
     fixed: bool = False
-    least_px: float = 0.0
+    min_px: float = 0.0
     label_px: float = 0.0
     inch_px: float = 100.0
     dpi: int = 100
@@ -112,7 +112,7 @@ class Paper:
         return cls(
             width_px=width_px,
             fixed=True,
-            least_px=CAPTION_PX,
+            min_px=CAPTION_PX,
             label_px=CAPTION_PX * (label_points or points) / points,
             inch_px=inch_px,
             dpi=dpi,
@@ -163,7 +163,7 @@ class Paper:
 
     def letters(self, size_px: float) -> float:
         """Return a font size, or the smallest of the paper if that is larger."""
-        return max(size_px, self.least_px)
+        return max(size_px, self.min_px)
 
 
 SCREEN = Paper()
@@ -198,10 +198,10 @@ class PanelRequest:
         row_px: Height of a row of cells; 0 = cells are squares.
         largest_px: The largest width and height of a panel.
         largest_cell_px: The largest width of a cell.
-        least_cell_px: The least width of a cell on a screen: the page grows if it must. Below 1, several cells may
+        min_cell_px: The least width of a cell on a screen: the page grows if it must. Below 1, several cells may
             share a pixel. On paper, cells may always shrink.
         max_height_px: The largest height of all rows of panels.
-        least_width_px: The least width of a page with one panel, or with panels that would leave it mostly empty.
+        min_width_px: The least width of a page with one panel, or with panels that would leave it mostly empty.
     """
 
     n: int
@@ -215,9 +215,9 @@ class PanelRequest:
     row_px: float = 0
     largest_px: float = math.inf
     largest_cell_px: float = 96
-    least_cell_px: float = 1
+    min_cell_px: float = 1
     max_height_px: float = math.inf
-    least_width_px: float = SMALLEST_WIDTH_PX
+    min_width_px: float = SMALLEST_WIDTH_PX
 
 
 @dataclass(frozen=True)
@@ -272,10 +272,10 @@ def arrange(request: PanelRequest, paper: Paper) -> PanelLayout:
         panel_height = max(1, math.floor(panel_height + 1e-4))
     # A page that the panels would leave mostly empty is as narrow as they allow.
     needed = _needed_width(request, columns, panel_width, margins)
-    least_width = request.least_width_px
+    min_width = request.min_width_px
     if request.n > 1 and needed >= _MOSTLY_EMPTY * PAGE_WIDTH_PX:
-        least_width = PAGE_WIDTH_PX
-    width = paper.width_for(least_width, needed)
+        min_width = PAGE_WIDTH_PX
+    width = paper.width_for(min_width, needed)
     # Titles grow with a wide page, up to a limit.
     zoom = min(2.5, max(1.0, width / PAGE_WIDTH_PX))
     # Each column of panels gets the same share of the width that is left.
@@ -336,7 +336,7 @@ def _largest_cell_width(request: PanelRequest, columns: int, paper: Paper) -> fl
         return max(high, 0.01)
     # On a screen a cell is whole pixels wide, or several cells share a pixel.
     whole = math.floor(high + 1e-4) if high >= 1 else high
-    return max(request.least_cell_px, whole)
+    return max(request.min_cell_px, whole)
 
 
 def _margins(request: PanelRequest, cell_width: float, columns: int, paper: Paper) -> Margins:
@@ -357,13 +357,13 @@ def _needed_width(request: PanelRequest, columns: int, panel_width: float, margi
 def label_font(cell_px: float, paper: Paper) -> tuple[int, float]:
     """Return how many cells share a label, and the font size of labels, for cells `cell_px` high or wide."""
     # On paper the font size is given; on a screen it grows with the distance between labels.
-    least_distance = paper.least_px / LABEL_SHARE if paper.least_px else LEGIBLE_PX
-    step = max(1, math.ceil(least_distance / cell_px))
+    min_distance = paper.min_px / LABEL_SHARE if paper.min_px else LEGIBLE_PX
+    step = max(1, math.ceil(min_distance / cell_px))
     # Use smaller letters if each cell then has its label.
     size = cell_px * LABEL_SHARE
     if step > 1 and 0 < paper.label_px <= size:
         return 1, size
-    return step, paper.least_px or min(MAX_LABEL_PX, cell_px * step * LABEL_SHARE)
+    return step, paper.min_px or min(MAX_LABEL_PX, cell_px * step * LABEL_SHARE)
 
 
 def columns_for(n_panels: int) -> int:
@@ -391,19 +391,19 @@ def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
     return tuple(lines)
 
 
-_LEAST_TICK = 1e-11
+_MIN_TICK = 1e-11
 """The end of a scale that is too short for ticks other than 0, as ticks are rounded to 12 decimals."""
 
 
 def nice_ticks(top: float) -> tuple[float, ...]:
     """Return up to six round numbers from 0 to `top`, for a colour bar."""
-    if not top > _LEAST_TICK:
+    if not top > _MIN_TICK:
         return (0.0,)
     # The least round step of which at most five fit: a power of ten times 1, 2, 2.5, 5 or 10. 0.999 and 1.0001 make up
     # for rounding.
-    least_step = top / 5
-    unit = 10.0 ** math.floor(math.log10(least_step))
-    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= least_step * 0.999)
+    min_step = top / 5
+    unit = 10.0 ** math.floor(math.log10(min_step))
+    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= min_step * 0.999)
     n_steps = math.floor(top / step * 1.0001)
     return tuple(round(step * number, 12) for number in range(n_steps + 1))
 

@@ -20,7 +20,7 @@ from attnscope.drawing.cells import Pixels, Values, max_pool, overlay, pool_to_p
 from attnscope.drawing.inks import is_dark
 from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.map_figure import Axis, MapsFigure
-from attnscope.drawing.page import BOLD, SPANS_PX, Page
+from attnscope.drawing.page import BOLD, SPANS_PX, FigurePage
 
 if TYPE_CHECKING:
     from matplotlib.text import Text
@@ -37,12 +37,12 @@ _TALLEST_FEW_PX = 1116  # the largest height of one or two maps on a screen
 _NAMES_PX = 52  # least room for the names of an overview's rows
 _TICKS_PX = 62  # room for an axis of numbers
 _STRIP_PX = 30  # room for the strip of bars along the upper side
-_LEAST_NUMBER = 0.005  # a smaller value is not written into its cell
+_MIN_NUMBER = 0.005  # a smaller value is not written into its cell
 _N_TICKS = 11  # the most numbers below the colour bar
 _STRIP_COLOUR = "#7b8794"
 
 
-class MapsPage(Page):
+class MapsPage(FigurePage):
     """Draw a page of maps without their values, which `show` puts on it."""
 
     def __init__(self, content: MapsFigure, paper: layout.Paper) -> None:
@@ -108,8 +108,8 @@ class MapsPage(Page):
         # In an overview, start with at most two cells per pixel of a usual page, but no fewer than 96.
         pool = 1
         if content.names and content.is_labelled:
-            most_cells = max(96, 2 * layout.PAGE_WIDTH_PX // len(content.column_names))
-            pool = max(1, math.ceil(max(n_rows, n_columns) / most_cells))
+            max_cells = max(96, 2 * layout.PAGE_WIDTH_PX // len(content.column_names))
+            pool = max(1, math.ceil(max(n_rows, n_columns) / max_cells))
         # Pool more until the page is small enough, with about 200 pixels below the maps for the colour bar and notes.
         request_panels = self._request_small if content.names else self._request_large
         while True:
@@ -144,8 +144,8 @@ class MapsPage(Page):
             row_px=content.row_px,
             largest_px=_LARGEST_SMALL_PX,
             largest_cell_px=_LARGEST_SMALL_PX,
-            least_cell_px=1 if content.is_labelled else 24 / max(shape),
-            least_width_px=layout.NARROW_WIDTH_PX,
+            min_cell_px=1 if content.is_labelled else 24 / max(shape),
+            min_width_px=layout.NARROW_WIDTH_PX,
         )
 
     def _request_large(self, shape: tuple[int, int], lettering: Lettering) -> layout.PanelRequest:
@@ -157,13 +157,13 @@ class MapsPage(Page):
         foot_px = 0.0
         if content.shares_labels:
             # Labels that maps share stand at the left of the first map of a row, and below the last of a column.
-            font = paper.least_px or layout.MAX_LABEL_PX
+            font = paper.min_px or layout.MAX_LABEL_PX
             names_px = min(math.ceil(self._row_label_width(font)) + 8, 0.3 * paper.room_px)
             foot_px = math.ceil(self._column_label_width(font)) + 14
         # Cells of tokens have room for labels; other cells may shrink until a map has 200 pixels.
-        least_cell = 200 / max(shape)
+        min_cell = 200 / max(shape)
         if content.is_labelled:
-            least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
+            min_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
         return layout.PanelRequest(
             n=n_panels,
             shape=shape,
@@ -174,9 +174,9 @@ class MapsPage(Page):
             row_px=content.row_px,
             largest_px=content.largest_px,
             largest_cell_px=96 if content.is_labelled else 1000,
-            least_cell_px=least_cell,
+            min_cell_px=min_cell,
             max_height_px=_TALLEST_FEW_PX if n_panels <= 2 and content.is_labelled else math.inf,
-            least_width_px=layout.SMALLEST_WIDTH_PX if content.is_labelled else layout.NARROW_WIDTH_PX,
+            min_width_px=layout.SMALLEST_WIDTH_PX if content.is_labelled else layout.NARROW_WIDTH_PX,
         )
 
     def _room_around(self, cell_px: float, paper: layout.Paper) -> layout.Margins:
@@ -231,7 +231,7 @@ class MapsPage(Page):
     def number_px(self) -> float:
         """Return the font size of the numbers in cells; 0 = they have no room, or are not wanted."""
         cell_px = self.places.cell[0]
-        if not self.content.has_numbers or cell_px < max(26, 2.5 * self.paper.least_px):
+        if not self.content.has_numbers or cell_px < max(26, 2.5 * self.paper.min_px):
             return 0.0
         return self.paper.letters(min(14.0, cell_px * 0.36))
 
@@ -427,7 +427,7 @@ class MapsPage(Page):
                 f"a pixel shows the largest of up to {cells_per_pixel} × {cells_per_pixel} cells"
             )
         if self.number_px:
-            notes.append(f"cells without a number: less than {_LEAST_NUMBER}")
+            notes.append(f"cells without a number: less than {_MIN_NUMBER}")
         # Over a picture, the colour bar has two rows of colours, and is drawn here.
         cmap = None if self._picture is not None else self._cmap
         self.bar = self.end_with_bar(self.places.bottom, cmap, content.meaning, notes, self.zoom)
@@ -507,7 +507,7 @@ class MapsPage(Page):
         for text, weight, value in zip(self._number_texts, weights.ravel(), cells.ravel(), strict=False):
             # The position of the value among the colours, 0 to 1.
             position = min(1.0, max(0.0, (float(value) - low) / ((high - low) or 1.0)))
-            text.set_text(f"{weight:.2f}" if weight >= _LEAST_NUMBER else "")
+            text.set_text(f"{weight:.2f}" if weight >= _MIN_NUMBER else "")
             text.set_color("white" if self._is_dark[round(position * 255)] else INK)
 
     def _pool(self, values: Values, index: int) -> Values:

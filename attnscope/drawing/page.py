@@ -32,7 +32,7 @@ SPANS_PX = _N_LANES * _LANE_PX + 6
 """Room for the names of spans above a map; they stand in lanes, one above the other, so as not to overlap."""
 
 _SPAN_COLOUR = "#fde8d7"
-_LEAST_BAR_PX = 160.0
+_MIN_BAR_PX = 160.0
 _LEGEND_ROW_PX = 22.0
 _MANY_LEGEND_ROWS = 18
 _LOW_LEGEND_ROW_PX = 15.0  # in a legend of more than _MANY_LEGEND_ROWS
@@ -40,7 +40,7 @@ _HALF_DIGIT = 0.365  # half of the height of a digit, as a share of the font siz
 
 
 @dataclass(frozen=True)
-class Number:
+class CellNumber:
     """Hold a number or letter to be written in a cell; x and y are its middle."""
 
     x: float
@@ -51,14 +51,14 @@ class Number:
     is_bold: bool = False
 
 
-class Page(Canvas):
+class FigurePage(Canvas):
     """Draw on a page that is as tall as what stands on it: `finish` ends it.
 
     Attributes:
         written_numbers: All numbers and letters in cells so far.
     """
 
-    written_numbers: tuple[Number, ...] = ()
+    written_numbers: tuple[CellNumber, ...] = ()
 
     def title_px(self, zoom: float) -> float:
         """Return the size of the letters of its title, which are small on paper of a fixed width."""
@@ -126,7 +126,7 @@ class Page(Canvas):
         if not self.paper.caption:
             meaning = meaning.partition(":")[0]
             room = self.width_px - 80 - inset - self.lettering.width_px(meaning, size)
-            width = min(width, max(room, _LEAST_BAR_PX))
+            width = min(width, max(room, _MIN_BAR_PX))
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         # The caller writes the numbers: without ticks, the limits do not matter.
         fits = self.draw_colour_bar(bar, cmap, (0, 1), ticks={}, size_px=size, meaning=meaning)
@@ -214,7 +214,7 @@ class Page(Canvas):
         rows = max(1, math.ceil(len(entries) / columns))
         pitch = _LEGEND_ROW_PX if rows <= _MANY_LEGEND_ROWS else _LOW_LEGEND_ROW_PX
         column_px = self.paper.room_px / columns
-        least_room = 36 if self.paper.fixed else 60
+        min_room = 36 if self.paper.fixed else 60
         squares: list[Box] = []
         # Go down one column and then the next.
         for number, (name, color, letter) in enumerate(entries):
@@ -226,7 +226,7 @@ class Page(Canvas):
             room = self.width_px - left - 30 - layout.MARGIN_PX
             if columns > 1:
                 room = min(room, column_px - 34)
-            name = self.lettering.fit(name, layout.CAPTION_PX, max(least_room, room))
+            name = self.lettering.fit(name, layout.CAPTION_PX, max(min_room, room))
             self.write(left + 28, middle, name, layout.CAPTION_PX, ha="left")
         self.fill(squares, [color for _, color, _ in entries])
         return y + rows * pitch
@@ -281,7 +281,7 @@ class Page(Canvas):
         self.fill([box for box, _ in cells], [color for _, color in cells])
         return cells
 
-    def write_numbers(self, numbers: Sequence[Number]) -> None:
+    def write_numbers(self, numbers: Sequence[CellNumber]) -> None:
         """Write numbers and letters in cells."""
         # The baseline of digits is half of their height below the middle of the cell.
         for number in numbers:

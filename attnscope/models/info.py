@@ -179,7 +179,7 @@ class ModelInfo:
         return [(name, value) for name, value in rows if value]
 
 
-def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
+def run_facts(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the `run` of a record, as plain JSON values.
 
     Its notes are those of the model, then `notes`. Its seed is None: a study that draws at random sets it.

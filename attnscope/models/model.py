@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.probes import LayerKey
     from attnscope.core.attention.seam import Probe
-    from attnscope.models.hf.senses.eyes_and_ears import HuggingFaceEars, HuggingFaceEyes
+    from attnscope.models.hf.senses.eyes_and_ears import AudioReader, ImageReader
     from attnscope.models.hf.senses.vision_language import VisionLanguageReader
-    from attnscope.models.hf.senses.writing import HuggingFaceWriter
-    from attnscope.models.inside.tape import Rerun
+    from attnscope.models.hf.senses.writing import TextGenerator
+    from attnscope.models.inside.tape import ResumableRun
     from attnscope.questions.places import Picture, Sound
 
 
@@ -119,7 +119,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
+class WeightSlice:
     """The rows or columns of one weight that belong to chosen heads and to no others."""
 
     # The weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight"
@@ -134,7 +134,7 @@ class Slice:
     weight: "Tensor"
 
 
-class Maps(NamedTuple):
+class LayerMaps(NamedTuple):
     """The attention maps of an encoder on a text, as NumPy arrays by layer."""
 
     weights: "dict[int, NDArray[Any]]"  # of each head, (head, query, key)
@@ -176,7 +176,7 @@ class SensoryInput:
     axes: "Mapping[str, AttentionAxes]" = field(default_factory=dict)
 
 
-Loss = Literal["causal", "masked", "target", "class", "token_class"]
+LossKind = Literal["causal", "masked", "target", "class", "token_class"]
 """What a model's head predicts: the next token, masked tokens, a target text, or the class of a text or token."""
 
 
@@ -205,35 +205,35 @@ class Model:
     resumes: Any = False
     run_inputs: "Callable[[Mapping[str, Any], Probe], Tensor] | None" = None
     outputs_of_inputs: "Callable[[Mapping[str, Any], Probe], Outputs] | None" = None
-    head_slices: "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None" = None
-    look: "Callable[[Tokens, Collection[int]], Maps] | None" = None
+    head_slices: "Callable[[Mapping[LayerKey, Sequence[int]]], list[WeightSlice]] | None" = None
+    look: "Callable[[Tokens, Collection[int]], LayerMaps] | None" = None
     # The blocks of the network, in order, at which `rerun` can start.
     _layers: "Sequence[nn.Module]" = ()
     # The message and the hint of `_refuse`
     _refusal = ("", "")
 
     @property
-    def writer(self) -> "HuggingFaceWriter | None":
+    def text_generator(self) -> "TextGenerator | None":
         """Return the part that writes text by the model's decoder; None without a decoder."""
         return None
 
     @property
-    def eyes(self) -> "HuggingFaceEyes | None":
+    def image_reader(self) -> "ImageReader | None":
         """Return the part that sees pictures; None if the model sees none."""
         return None
 
     @property
-    def ears(self) -> "HuggingFaceEars | None":
+    def audio_reader(self) -> "AudioReader | None":
         """Return the part that hears recordings; None if the model hears none."""
         return None
 
     @property
-    def viewer(self) -> "VisionLanguageReader | None":
+    def image_text_reader(self) -> "VisionLanguageReader | None":
         """Return the part that reads pictures and words; None if the model has none."""
         return None
 
     @property
-    def loss(self) -> Loss | None:
+    def loss(self) -> LossKind | None:
         """Return the target that the model's head predicts; None without a head."""
         return None
 
@@ -287,12 +287,12 @@ class Model:
         """
         return Outputs(self.run(batch, probe))
 
-    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> "Rerun":
+    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> "ResumableRun":
         """Run a batch so that it can be run again from any block on; the options are those of `outputs`."""
-        from attnscope.models.inside.tape import Rerun
+        from attnscope.models.inside.tape import ResumableRun
 
         # `outputs` does not need to know in which block an attention lies, or which is the first to compute.
-        return Rerun(
+        return ResumableRun(
             lambda batch, probe, *_: self.outputs(batch, probe, logits=logits, last=last),
             batch,
             self._layers,
@@ -302,7 +302,7 @@ class Model:
         """Return the torch modules that hold all others of the model."""
         return []
 
-    def blocks(self) -> "Mapping[Place, nn.Module]":
+    def blocks(self) -> "Mapping[LayerKey, nn.Module]":
         """Return place -> the block that holds this attention; it reads the hidden states that keys are made from."""
         return {}
 
@@ -332,12 +332,12 @@ class Model:
 
 def eyes_of(model: Model) -> Model:
     """Return the model that sees pictures: of two towers (CLIP) the one for pictures, else the model itself."""
-    return model if model.eyes is None else model.eyes.model
+    return model if model.image_reader is None else model.image_reader.model
 
 
 def viewer_of(model: Model) -> Model:
     """Return the model that reads pictures and words; another one where the model shows text without pictures."""
-    return model if model.viewer is None else model.viewer.model
+    return model if model.image_text_reader is None else model.image_text_reader.model
 
 
 def example_tokens(tokenizer: Tokenizer) -> Tokens:
@@ -422,7 +422,7 @@ def share_lock(roots: "Iterable[nn.Module]") -> None:
 
 
 @contextlib.contextmanager
-def take_turn(modules: "Sequence[nn.Module]") -> Iterator[None]:
+def lock_model(modules: "Sequence[nn.Module]") -> Iterator[None]:
     """Keep other threads from running these modules' models, or hooking into them, until the context ends.
 
     They wait for their turn. The same thread may take its turn again inside.

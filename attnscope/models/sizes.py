@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, first_line
-from attnscope.models.own.layouts import PREFIXES, Config, Encoder
+from attnscope.models.own.layouts import PREFIXES, Config, EncoderSettings
 
 _SIZES_HINT = "give its sizes, such as --sizes d_model=768,n_heads=12,n_layers=12"
 
@@ -208,8 +208,8 @@ _NAMES_OF_GPT2 = {
 
 def _bert(config: Config) -> dict[str, Any]:
     """Return the fields of Sizes that a configuration of BERT's family says."""
-    # `Encoder` fills in what the configuration leaves out.
-    encoder = Encoder.from_config(config)
+    # `EncoderSettings` fills in what the configuration leaves out.
+    encoder = EncoderSettings.from_config(config)
     return {
         **_read_fields(vars(encoder), _NAMES),
         **_BIASES_AND_NORMS,

@@ -9,7 +9,7 @@ from tokenizers import normalizers
 from attnscope.errors import AttnscopeError, as_failure, parse_json
 from attnscope.models.model import Tokenizer
 from attnscope.results.tokens import Tokens
-from attnscope.text import Style, require_tokenizable, tokens_of_encoding
+from attnscope.text import PieceStyle, require_tokenizable, tokens_of_encoding
 
 
 def why_not_fast(folder: Path) -> str | None:
@@ -78,7 +78,7 @@ class FastTokenizer(Tokenizer):
         return tokens_of_encoding(encoding, text, pair, self._style)
 
 
-def style_of(backend: tokenizers.Tokenizer) -> Style:
+def style_of(backend: tokenizers.Tokenizer) -> PieceStyle:
     """Return how a tokenizer writes its pieces, judged by the classes of its parts."""
     # The repr of a part names its class, and those of all parts of a Sequence.
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"

@@ -15,7 +15,7 @@ from attnscope.pages.texts import (
     STEP,
     PageText,
     describe_text,
-    most_pieces,
+    max_pieces,
     require_room,
 )
 from attnscope.questions.heads import Heads as HeadsResult
@@ -79,7 +79,7 @@ def page_of(
         "schema": PAGE_SCHEMA,
         "version": VERSION,
         "step": step,
-        "mostPieces": most_pieces(step),
+        "mostPieces": max_pieces(step),
         "leftUnit": LEFT_UNIT,
         "heads": None,
         "roles": None,

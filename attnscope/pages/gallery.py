@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 from attnscope.errors import amount
 from attnscope.pages.document import policy_hash
-from attnscope.questions.batch import Batch, DrawnText, FailedText
+from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 
-_MOST_CHARACTERS = 400
+_MAX_CHARACTERS = 400
 """Characters of a text on its card, at most."""
 
 _SHOWN_IN_IMG = (".png", ".svg")
@@ -41,7 +41,7 @@ _POLICY = (
 """No scripts. Figures come from beside the page: 'self' on a server; `file:` on disk, where 'self' allows nothing."""
 
 
-def page(batch: Batch) -> str:
+def page(batch: BatchRun) -> str:
     """Return the HTML page of a batch. Whatever a text holds is shown as it is, and means nothing to the browser."""
     # The line of facts below the title. Of an interrupted run it counts what is drawn, not what was tried.
     n_texts = batch.n_texts if batch.complete else len(batch.drawn)
@@ -97,8 +97,8 @@ def _write_failure(failed: FailedText) -> str:
 
 def _short_html(text: str) -> str:
     """Return the beginning of a text, escaped for HTML."""
-    if len(text) > _MOST_CHARACTERS:
-        text = f"{text[:_MOST_CHARACTERS].rstrip()}…"
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:_MAX_CHARACTERS].rstrip()}…"
     return _to_html(text)
 
 

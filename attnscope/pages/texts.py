@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from attnscope.drawing.cells import pool_to_pixels
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.map_changes import LEAST_LEFT
+from attnscope.questions.map_changes import MIN_LEFT
 from attnscope.questions.places import Picture
 from attnscope.report.wording import printable
 from attnscope.results.storage import finite_or_none, plain
 from attnscope.results.tokens import Tokens
 
-MOST_WEIGHTS = 1 << 27
+MAX_WEIGHTS = 1 << 27
 """The most weights of a page: a browser still opens it without delay."""
 
 STEP = 1 / 1112
@@ -57,7 +57,7 @@ THUMBNAIL_SIDE = 96
 _CHUNK_BYTES = 1 << 18
 """A chunk holds as many heads as have codes of so many bytes, but at least one head."""
 
-MOST_SIDE = 768
+MAX_SIDE = 768
 """The most pixels of the longer side of an embedded photo: the page has no more room."""
 
 _QUALITY = 88
@@ -100,10 +100,10 @@ def require_room(records: Iterable[Heatmap]) -> int:
             n_weights += n_heads * n_rows * len(attention.keys)
     if not n_weights:
         raise AttnscopeError("there is no head to show")
-    if n_weights > MOST_WEIGHTS:
+    if n_weights > MAX_WEIGHTS:
         raise AttnscopeError(
             f"a page of {n_weights / 1e6:,.0f} million weights would be too large for a browser "
-            f"(the most is {MOST_WEIGHTS / 1e6:,.0f} million)",
+            f"(the most is {MAX_WEIGHTS / 1e6:,.0f} million)",
             "choose fewer layers and heads (-L, -H, --pick), or shorter or fewer texts",
         )
     return n_weights
@@ -218,7 +218,7 @@ def _describe_map(
         entry["before"] = n_missing
     # Without a step the page takes its own.
     if step == PATCH_STEP:
-        entry |= {"step": step, "mostPieces": most_pieces(step)}
+        entry |= {"step": step, "mostPieces": max_pieces(step)}
     return entry
 
 
@@ -260,13 +260,13 @@ def _printable(labels: Iterable[str]) -> list[str]:
 # Weights
 
 
-def most_pieces(step: float) -> int:
+def max_pieces(step: float) -> int:
     """Return the largest divisor of a step with which codes still fit into 16 bits: 52 for STEP, 5 for FINE_STEP.
 
     A step is divided by the number of pieces of a word. If these are more than this divisor, their sum is off by up to
     (pieces / divisor) times half a step.
     """
-    # 1.12 is just above the largest weight, MOST_ROW_SUM = 1.1.
+    # 1.12 is just above the largest weight, MAX_ROW_SUM = 1.1.
     return int(0xFFFF * step / 1.12)
 
 
@@ -305,7 +305,7 @@ def pack(
     n_per_chunk = max(1, _CHUNK_BYTES // (2 * weights[0].size))
     chunks = [heads[start : start + n_per_chunk] for start in heads[::n_per_chunk]]
     # (key,)
-    code_of_one = (pieces_of(keys, most_pieces(step)) / step).astype(np.float32)
+    code_of_one = (pieces_of(keys, max_pieces(step)) / step).astype(np.float32)
 
     def pack_chunk(chunk: range) -> str:
         return _deflate(np.stack(weights[chunk.start : chunk.stop]), hidden, code_of_one)
@@ -347,14 +347,14 @@ def _deflate(
     if hidden.any():
         # The sum of each row over the keys that stay, (head, query).
         left = weights[:, :, ~hidden].sum(-1, dtype=np.float64)
-        is_enough = left >= LEAST_LEFT
+        is_enough = left >= MIN_LEFT
         # Code 0 marks a row that is empty when sinks are hidden, because next to nothing is left of it.
-        least_code = np.ceil(LEAST_LEFT / LEFT_UNIT)
-        sum_codes = np.where(is_enough, np.maximum(np.rint(left / LEFT_UNIT), least_code), 0)
+        min_code = np.ceil(MIN_LEFT / LEFT_UNIT)
+        sum_codes = np.where(is_enough, np.maximum(np.rint(left / LEFT_UNIT), min_code), 0)
         sums = _split_bytes(np.minimum(sum_codes, 0xFFFF).astype(np.uint16))
         # Divide by the sum itself, not by the sum that its code stands for: then shares are not rounded twice, and
         # weights, which the page computes as share x coded sum, are off by 1e-5 more.
-        divisor = np.where(is_enough, left, LEAST_LEFT).astype(np.float32)
+        divisor = np.where(is_enough, left, MIN_LEFT).astype(np.float32)
         weights = np.where(hidden, weights, weights / divisor[:, :, None])
     codes = np.minimum(np.rint(weights * code_of_one), 0xFFFF).astype(np.uint16)
     # Keys with similar weights side by side, (head, key), give longer runs and better Huffman codes: 6% fewer bytes.
@@ -420,7 +420,7 @@ def _embed(picture: Picture, blocks: list[str]) -> dict[str, Any]:
     from PIL import Image
 
     image = Image.fromarray(picture.pixels)
-    image.thumbnail((MOST_SIDE, MOST_SIDE), Image.Resampling.LANCZOS)
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, "JPEG", quality=_QUALITY)
     jpeg = base64.b64encode(content.getvalue()).decode("ascii")

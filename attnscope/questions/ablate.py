@@ -44,7 +44,7 @@ SPREAD = "_spread"
 _NEED_NO_MAP = 3
 """With up to so many heads a map prints nothing new: the ranking lists them all."""
 
-_MOST_NAMED = 15
+_MAX_NAMED = 15
 """The most heads that are named if all of them are ablated at once."""
 
 
@@ -256,7 +256,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     if len(together):
         shown = together.select(np.isin(together["quantity"], quantities))
         yield Ranking(
-            header=f"without {list_some(ablation.head_names, _MOST_NAMED)}",
+            header=f"without {list_some(ablation.head_names, _MAX_NAMED)}",
             noun="quantity",
             names=[heads.columns[name].title for name in shown["quantity"].tolist()],
             table=shown,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 from attnscope.questions.head_lines import is_described, sort_heads
 from attnscope.questions.heads import ROLES
-from attnscope.report.blocks import Note, Report, Words, rank_heads
+from attnscope.report.blocks import Note, Report, WordsColumn, rank_heads
 from attnscope.report.numbers import largest_first
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import printable, report_on
@@ -26,11 +26,11 @@ FURTHEST = 64
 N_OFFSETS = 2 * FURTHEST + 3
 """The number of entries of a profile: one for keys further back, -64 to 64, and one for keys further ahead."""
 
-MOST_KEYS = 16
+MAX_KEYS = 16
 """The most keys of a row of attention that an example keeps."""
 
 KEPT_MASS = 0.95
-"""The share of a row's weight that an example keeps, unless that takes more than `MOST_KEYS` keys."""
+"""The share of a row's weight that an example keeps, unless that takes more than `MAX_KEYS` keys."""
 
 CODE_WEIGHT = 1 / 255
 """The weight that a code of 1 stands for. Codes are whole numbers up to 255, so weights are off by at most 1/510."""
@@ -221,7 +221,7 @@ class Atlas(Result):
         order = self.order(sort)
         heads = self.table("heads")
         descriptions = _describe_heads(self)
-        columns: list[str | Words] = [Words("what it does", descriptions, wraps=True)]
+        columns: list[str | WordsColumn] = [WordsColumn("what it does", descriptions, wraps=True)]
         # The share that descriptions explain, if heads were described.
         if "kl_explained" in heads:
             columns.append("kl_explained")

@@ -71,7 +71,7 @@ class FailedText:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchRun:
     """Hold the texts of a corpus that were drawn, and those that failed.
 
     Attributes:

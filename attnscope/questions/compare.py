@@ -18,14 +18,14 @@ from attnscope.questions.distances import (
     distance_of,
     three_decimals,
 )
-from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
+from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, WordsColumn
 from attnscope.report.numbers import largest_first, with_interval
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
 from attnscope.results.tokens import TOKENS
 
-_MOST_PAIRS = 100
+_MAX_PAIRS = 100
 """The most pairs of heads that --all prints."""
 
 _ENDINGS = ("", "_low", "_high", "_count")
@@ -190,7 +190,7 @@ def _heads_report(comparison: Comparison) -> Report:
     distances = comparison.distance()
     # Pairs of heads, the least distance first: (pair, 2).
     first, second = np.triu_indices(len(names), 1)
-    alike = np.stack([first, second], 1)[largest_first(-distances[first, second], _MOST_PAIRS)]
+    alike = np.stack([first, second], 1)[largest_first(-distances[first, second], _MAX_PAIRS)]
     # The head nearest to each head, (head,), among the others that it was compared with.
     is_other = ~np.eye(len(names), dtype=bool) & ~np.isnan(distances)
     nearest = np.where(is_other, distances, np.inf).argmin(1)
@@ -268,7 +268,7 @@ def _models_report(comparison: Comparison) -> Report:
             header="head",
             names=names,
             table=heads,
-            columns=["distance", Words("best match", match_texts)],
+            columns=["distance", WordsColumn("best match", match_texts)],
             order=order,
         ),
         _matrix(

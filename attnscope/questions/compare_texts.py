@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import amount
 from attnscope.questions.distances import distance_line, guide, texts_line, three_decimals
-from attnscope.questions.heatmap import MOST_ROW_SUM
+from attnscope.questions.heatmap import MAX_ROW_SUM
 from attnscope.questions.heatmap_plates import axis_of
-from attnscope.report.blocks import Block, Grid, HeadMap, Report, Special, Words, rank_heads
+from attnscope.report.blocks import Block, CustomBlock, Grid, HeadMap, Report, WordsColumn, rank_heads
 from attnscope.report.numbers import largest_first
 from attnscope.report.panels import AXES, Panel, Panels
 from attnscope.report.wording import list_some, printable, report_on
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SIDES = {"first": "text", "second": "other_text"}
 """The keys of both texts in `corpus`, by the endings of their tables and arrays, as in "tokens:first"."""
 
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 """The most heads that the report names; it counts the others."""
 _MAPPED_HEADS = 3
 """The number of heads whose change is drawn as maps."""
@@ -55,7 +55,7 @@ def require_texts(comparison: Comparison) -> None:
     sides = [*_SIDES] if comparison.compared == "texts" else ["first"]
     for side in sides:
         _read_tokens(comparison, side)
-        if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > MOST_ROW_SUM:
+        if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > MAX_ROW_SUM:
             raise ValueError("its weights sum to more than 1 in a row")
 
 
@@ -89,7 +89,7 @@ def _quoted(comparison: Comparison, side: str) -> str:
 def picked_report(comparison: Comparison) -> Report:
     """Return the report on picked heads: their distances, their mean, and the single head that would replace them."""
     names = comparison.head_names
-    listed = list_some(names, _MOST_NAMED)
+    listed = list_some(names, _MAX_NAMED)
     answer = [
         f"{listed} side by side on “{printable(comparison.corpus['text'], 160)}”",
         _say_distances(comparison),
@@ -135,8 +135,8 @@ def picked_report(comparison: Comparison) -> Report:
             columns=names,
             n_printed=len(names),
         ),
-        Special(printed="never", figure="picked", view=side_by_side),
-        Special(printed="never", figure="differences", view=how_they_differ),
+        CustomBlock(printed="never", figure="picked", view=side_by_side),
+        CustomBlock(printed="never", figure="differences", view=how_they_differ),
     ]
     note = printable(comparison.options["single_note"], 400)
     return make_report(
@@ -296,10 +296,10 @@ def texts_report(comparison: Comparison) -> Report:
     figures = {column: "change"}
     if column != overall:
         figures[overall] = "change-overall"
-    columns: list[str | Words] = [
+    columns: list[str | WordsColumn] = [
         *figures,
-        Words("query", queries),
-        Words("the key that changes most", changes, wraps=True),
+        WordsColumn("query", queries),
+        WordsColumn("the key that changes most", changes, wraps=True),
     ]
     heading = f"the heads that change most, by {distance_line(comparison.distance_name)}"
     blocks: list[Block] = [rank_heads(comparison, columns, order, heading=heading)]
@@ -350,7 +350,7 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
         notes=[AXES, "tokens that both texts have a place for"],
         difference_meaning="attention weight in the second text − in the first",
     )
-    yield Special(printed="never", figure="differences", view=view)
+    yield CustomBlock(printed="never", figure="differences", view=view)
 
     # The first head on each text, (query, key).
     head = order[0]
@@ -359,7 +359,9 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
         axis = axis_of(_read_tokens(comparison, side), aligned[side][marked].tolist())
         weights = comparison.grids[f"weights:{side}"][head]
         panels.append(Panel(f"{names[head]}: {side} text", weights, axis, axis))
-    yield Special(printed="never", figure="maps", view=Panels(f"what changes: {names[head]}", panels))
+    yield CustomBlock(
+        printed="never", figure="maps", view=Panels(f"what changes: {names[head]}", panels)
+    )
 
 
 def _rows_figure(comparison: Comparison, keys: MergedKeys, pair: int) -> Grid:

@@ -7,7 +7,7 @@ import numpy as np
 
 from attnscope.errors import UsageError, amount, require_choice
 from attnscope.options import option, options
-from attnscope.report.blocks import Block, Ranking, Report, Words
+from attnscope.report.blocks import Block, Ranking, Report, WordsColumn
 from attnscope.report.numbers import abbreviate
 from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
@@ -158,7 +158,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
     for formula, numbers in zip(table["formula"].tolist(), table["numbers"].tolist(), strict=True):
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
     values = list(map(abbreviate, table["value"].tolist(), table["unit"].tolist()))
-    value_column = Words("value", values, right=True)
+    value_column = WordsColumn("value", values, right=True)
     for group, title in _GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(
@@ -176,5 +176,5 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         header="",
         names=names,
         table=table,
-        columns=[value_column, Words("formula", formulas, wraps=True)],
+        columns=[value_column, WordsColumn("formula", formulas, wraps=True)],
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.errors import amount, require_choice
 from attnscope.questions.head_roles import SINK_ROLES, RoleGrid, marks_of
-from attnscope.report.blocks import Block, Note, Ranking, Special, Words, rank_heads
+from attnscope.report.blocks import Block, CustomBlock, Note, Ranking, WordsColumn, rank_heads
 from attnscope.report.numbers import largest_first, percent, q_value, with_interval
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import label, printable
@@ -30,10 +30,10 @@ EVEN_NATS = 0.1
 WIDEST = 0.5
 """If the interval of an explained share is wider than this, the texts are too few to tell that share."""
 
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 """The most heads that are listed if the user chose neither heads nor an order."""
 
-_MOST_SORTED = 20
+_MAX_SORTED = 20
 """The most heads that are listed in an order that the user chose."""
 
 _SHORT_LINE = 36
@@ -62,15 +62,15 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     """
     heads = result.table("heads")
     order = sort_heads(result, sort)
-    columns: list[str | Words] = []
+    columns: list[str | WordsColumn] = []
     # The effect of ablating a head comes first, under the name of its quantity.
     effect = _effect_column(result)
     if effect:
         columns.append(effect)
     # Values of roles and explained shares have a column only if some head has one.
     for words in (
-        Words("value [interval]", _role_values(result)),
-        Words("KL explained", _explained_shares(heads)),
+        WordsColumn("value [interval]", _role_values(result)),
+        WordsColumn("KL explained", _explained_shares(heads)),
     ):
         if any(words.texts):
             columns.append(words)
@@ -80,19 +80,19 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
         whole, short = _whole_and_short_line(heads, row)
         whole_lines.append(whole)
         short_lines.append(short)
-    whole_columns = [Words("what it does", whole_lines, wraps=True), *columns]
+    whole_columns = [WordsColumn("what it does", whole_lines, wraps=True), *columns]
     if is_chosen:
         yield rank_heads(result, whole_columns, order, n_printed=len(order))
     else:
         # A list of short lines; every whole line follows with --all.
-        columns.insert(0, Words("what it does", short_lines))
+        columns.insert(0, WordsColumn("what it does", short_lines))
         if sort == "entropy" and "entropy_nats" in heads:
             columns.insert(0, "entropy_nats")
         # Without an order of the user's, the heads with most to say; in such an order all, of which some are printed.
         listed = order
         if sort is None:
-            listed = largest_first(_how_much_to_say(result), _MOST_LISTED)
-        yield rank_heads(result, columns, listed, n_printed=_MOST_SORTED)
+            listed = largest_first(_how_much_to_say(result), _MAX_LISTED)
+        yield rank_heads(result, columns, listed, n_printed=_MAX_SORTED)
         yield _what_next(result, len(order) - len(listed))
         yield rank_heads(
             result,
@@ -105,7 +105,9 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     # Roles as a grid of letters, and the numbers behind them.
     if len(result.table("roles")):
         grid = RoleGrid(result)
-        yield Special(heading="first role of each head", printed="with --all", figure="roles", view=grid)
+        yield CustomBlock(
+            heading="first role of each head", printed="with --all", figure="roles", view=grid
+        )
         yield _evidence(result)
 
 
@@ -270,13 +272,13 @@ def _evidence(result: Result) -> Block:
         names=list(map(label, names)),
         table=roles.with_column(number_column("baseline"), roles.companion("value", "baseline")),
         columns=[
-            Words("head", np.array(result.head_names)[roles["head"]].tolist()),
+            WordsColumn("head", np.array(result.head_names)[roles["head"]].tolist()),
             "value",
-            Words("q", list(map(q_value, roles["q"].tolist()))),
+            WordsColumn("q", list(map(q_value, roles["q"].tolist()))),
             "threshold",
             "baseline",
-            Words("sink mass", list(map(percent, sink_shares.tolist()))),
-            Words("share", shares),
+            WordsColumn("sink mass", list(map(percent, sink_shares.tolist()))),
+            WordsColumn("share", shares),
         ],
         order=np.lexsort((-roles["value"], legend_places)).tolist(),
         n_printed=len(roles),

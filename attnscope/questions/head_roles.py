@@ -21,7 +21,7 @@ from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT
 from attnscope.drawing.inks import ink_on
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.page import Number, Page
+from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.errors import amount
 from attnscope.report.blocks import Report
 from attnscope.report.head_maps import LEFT_PX, HeadCells, count_cells, grids_of, name_kinds, place_kinds
@@ -43,7 +43,7 @@ _FAMILIES = {
 }
 """What heads do, in the words of the answer, and the first roles that count as that."""
 
-_MOST_NAMED = 12
+_MAX_NAMED = 12
 """The most heads that a sentence names; it counts the others."""
 
 _LETTER_NOTE = (
@@ -73,7 +73,7 @@ _LEGEND_PX = 380
 
 
 @dataclass(frozen=True)
-class Mark:
+class RoleMark:
     """Hold how a role is shown.
 
     Attributes:
@@ -86,24 +86,24 @@ class Mark:
     color: str
 
 
-NO_ROLE = Mark("·", "#f3f3f3")
+NO_ROLE = RoleMark("·", "#f3f3f3")
 
 # Seven colours are Okabe and Ito's. Each other one was chosen to be as far as possible from all before it, by the OKLab
 # distance that is least among normal, deutan, protan and tritan vision (Machado 2009).
 MARKS = {
-    "previous_token": Mark("P", "#0072B2"),
-    "next_token": Mark("N", "#56B4E9"),
-    "self_token": Mark("S", "#15197C"),
-    "local": Mark("L", "#927EEC"),
-    "same_token": Mark("E", "#009E73"),
-    "induction": Mark("I", "#D55E00"),
-    "similar_token": Mark("M", "#5C0300"),
-    "rare": Mark("R", "#CC79A7"),
-    "first_token": Mark("F", "#F0E442"),
-    "outlier_token": Mark("T", "#88FCA4"),
-    "sink": Mark("K", "#E69F00"),
-    "delimiter": Mark("D", "#694C50"),
-    "diffuse": Mark("U", "#AFC9B4"),
+    "previous_token": RoleMark("P", "#0072B2"),
+    "next_token": RoleMark("N", "#56B4E9"),
+    "self_token": RoleMark("S", "#15197C"),
+    "local": RoleMark("L", "#927EEC"),
+    "same_token": RoleMark("E", "#009E73"),
+    "induction": RoleMark("I", "#D55E00"),
+    "similar_token": RoleMark("M", "#5C0300"),
+    "rare": RoleMark("R", "#CC79A7"),
+    "first_token": RoleMark("F", "#F0E442"),
+    "outlier_token": RoleMark("T", "#88FCA4"),
+    "sink": RoleMark("K", "#E69F00"),
+    "delimiter": RoleMark("D", "#694C50"),
+    "diffuse": RoleMark("U", "#AFC9B4"),
 }
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZΓΔΘΛΞΠΣΦΨΩ"
 
@@ -111,7 +111,7 @@ _GOLDEN_ANGLE = 0.618034
 """The golden angle as a share of the circle: hues in steps of it never come close to an earlier hue."""
 
 
-def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
+def marks_for(names: AbstractSet[str]) -> dict[str, RoleMark]:
     """Return a mark for each of these roles: first those in `MARKS`, in the order of `MARKS`, then all others.
 
     A role without a mark, as a record of another version may have, gets a letter of its name that is not taken, else
@@ -127,11 +127,11 @@ def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
         hue = index * _GOLDEN_ANGLE % 1
         lightness = (0.38, 0.55, 0.72)[index % 3]
         red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, lightness, 0.6))
-        marks[name] = Mark(glyph, f"#{red:02X}{green:02X}{blue:02X}")
+        marks[name] = RoleMark(glyph, f"#{red:02X}{green:02X}{blue:02X}")
     return marks
 
 
-def marks_of(result: Result) -> dict[str, Mark]:
+def marks_of(result: Result) -> dict[str, RoleMark]:
     """Return a mark for each role that occurs in a result or its untrained control, in a fixed order."""
     names: set[str] = set()
     for table in ("heads", "control"):
@@ -255,7 +255,7 @@ def idle_line(result: Result) -> str:
         idle_heads.append(f"{head_names[row]} ({label(first)})")
     if not idle_heads:
         return f"{amount(int(has_role.sum()), 'head')} with a role, and each does something: none has {bound}"
-    return f"look like something and do nothing ({bound}): {list_some(idle_heads, _MOST_NAMED)}"
+    return f"look like something and do nothing ({bound}): {list_some(idle_heads, _MAX_NAMED)}"
 
 
 # The first role of each head
@@ -296,7 +296,7 @@ class RoleGrid:
             hints.append("a small letter = tentative")
         return [*parts, Text(), Columns(entries, padding=(0, 2)), Text("; ".join(hints), style="dim")]
 
-    def draw(self, report: Report, lettering: Lettering) -> Page:
+    def draw(self, report: Report, lettering: Lettering) -> FigurePage:
         """Draw the figure: letters, and below each one the value of the measure that the role rests on."""
         heads = self.result.table("heads")
         paper = lettering.paper
@@ -310,7 +310,7 @@ class RoleGrid:
             room = int(paper.max_height_px - _AROUND_PX)
             height = max(_PAPER_CELL_PX, min(height, room // n_down))
         needed = 2 * layout.MARGIN_PX + LEFT_PX + n_across * width
-        page = Page(paper.width_for(layout.PAGE_WIDTH_PX, needed), lettering)
+        page = FigurePage(paper.width_for(layout.PAGE_WIDTH_PX, needed), lettering)
         page.write_header(
             f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source
         )
@@ -328,8 +328,8 @@ class RoleGrid:
         page.finish(bottom + 20, [*notes, *role_notes(self.result), *report.problems])
         return page
 
-    def _marks_of_heads(self) -> list[Mark]:
-        """Return the mark of each head's first role, with the small letter and the + of `Mark`."""
+    def _marks_of_heads(self) -> list[RoleMark]:
+        """Return the mark of each head's first role, with the small letter and the + of `RoleMark`."""
         roles = self.result.table("roles")
         mark_of_role = marks_of(self.result)
         marks = []
@@ -343,7 +343,7 @@ class RoleGrid:
             marks.append(replace(mark, glyph=f"{letter}+" if "+" in roles_of_head else letter))
         return marks
 
-    def _legend(self) -> list[tuple[Mark, str]]:
+    def _legend(self) -> list[tuple[RoleMark, str]]:
         """Return each mark with its role and the number of heads, such as "local 12, first in 9"."""
         roles = self.result.table("roles")
         first_rows = first_role_rows(self.result)
@@ -363,7 +363,7 @@ class RoleGrid:
             entries.append((NO_ROLE, f"unclassified {n_none}"))
         return entries
 
-    def _draw_cells(self, page: Page, cells: HeadCells) -> bool:
+    def _draw_cells(self, page: FigurePage, cells: HeadCells) -> bool:
         """Draw all heads; return whether cells have room for values below their letters."""
         cell_width, cell_height = cells.size
         width = cell_width - _GAP_PX
@@ -383,20 +383,20 @@ class RoleGrid:
         for (left, top), row, mark in zip(corners, role_rows, marks, strict=True):
             x = left + width / 2
             if row < 0:
-                letters_and_values.append(Number(x, top + alone_y, mark.glyph, letter_px, FAINT))
+                letters_and_values.append(CellNumber(x, top + alone_y, mark.glyph, letter_px, FAINT))
                 continue
             ink = ink_on(mark.color)
-            letter = Number(x, top + letter_y, mark.glyph, letter_px, ink, is_bold=True)
+            letter = CellNumber(x, top + letter_y, mark.glyph, letter_px, ink, is_bold=True)
             letters_and_values.append(letter)
             if has_values:
-                value = Number(x, top + value_y, number(values[row]), value_px, ink)
+                value = CellNumber(x, top + value_y, number(values[row]), value_px, ink)
                 letters_and_values.append(value)
         page.fill([(left, top, width, height) for left, top in corners], [mark.color for mark in marks])
         page.write_numbers(letters_and_values)
         return has_values
 
 
-def _draw_letters(marks: Mapping[tuple[int, int], Mark], console: Console) -> Text:
+def _draw_letters(marks: Mapping[tuple[int, int], RoleMark], console: Console) -> Text:
     """Return a grid of letters, layers down and heads across, from marks by (layer, head)."""
     layers = range(max(layer for layer, _ in marks) + 1)
     n_heads = max(head for _, head in marks) + 1
@@ -417,5 +417,5 @@ def _draw_letters(marks: Mapping[tuple[int, int], Mark], console: Console) -> Te
     return draw_head_grid(layers, range(n_heads), cell, console.width, draw)
 
 
-def _style(mark: Mark) -> Style:
+def _style(mark: RoleMark) -> Style:
     return Style(color=ink_on(mark.color), bgcolor=mark.color, bold=True)

@@ -20,7 +20,7 @@ from attnscope.questions.head_lines import (
     sort_heads,
 )
 from attnscope.questions.head_roles import count_first_roles, evidence_line, first_role_rows, role_notes
-from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words, rank_heads
+from attnscope.report.blocks import Block, HeadMap, Ranking, Report, WordsColumn, rank_heads
 from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
 from attnscope.report.wording import corpus_line, is_of_pictures_or_sound, model_of, printable, report_on
@@ -393,7 +393,7 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
         header=result.head_names[row],
         names=[title_of(heads.columns[name]) for name in names],
         table=_estimates(heads, names, [row] * len(names), "value"),
-        columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
+        columns=["value", "uniform", WordsColumn(f"rank of {len(others)}", ranks)],
         noun="measure",
         notes=[
             "rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"
@@ -436,7 +436,7 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
         header="measure",
         names=list(map(printable, names)),
         table=_estimates(heads, names, rows, "largest"),
-        columns=["largest", Words("head", np.array(result.head_names)[rows].tolist()), "uniform"],
+        columns=["largest", WordsColumn("head", np.array(result.head_names)[rows].tolist()), "uniform"],
     )
 
 
@@ -458,7 +458,7 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
         names=[f"{length:,}" for length in lengths],
         table=Table({}, {}),
         columns=[
-            Words(f"{100 * depth:g}%", list(map(number, copied)))
+            WordsColumn(f"{100 * depth:g}%", list(map(number, copied)))
             for depth, copied in zip(depths.tolist(), shares.T.tolist(), strict=True)
         ],
         notes=[

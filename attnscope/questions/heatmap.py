@@ -37,7 +37,7 @@ from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 
-MOST_ROW_SUM = 1.1
+MAX_ROW_SUM = 1.1
 """The largest sum of a row of weights that rounding explains; a larger sum is damage."""
 
 
@@ -405,7 +405,7 @@ class Heatmap(MapsResult[AttentionMap]):
             weights = attention.weights
             if not weights.size:
                 raise ValueError("its weights are empty")
-            if np.nansum(weights, -1).max() > MOST_ROW_SUM:
+            if np.nansum(weights, -1).max() > MAX_ROW_SUM:
                 raise ValueError("its weights sum to more than 1 in a row")
             if self.sound is not None and len(attention.keys) != len(self.sound.envelope):
                 raise ValueError("its keys are not the frames of its sound")

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.drawing.canvas import Drawing
+from attnscope.drawing.canvas import FigureRenderer
 from attnscope.drawing.files import first_png
 from attnscope.drawing.map_figure import Axis, MapsFigure
 from attnscope.drawing.style import Style, meanings
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.heatmap_plates import (
+    FigureSpec,
+    NamedFigure,
     Pair,
-    Plate,
-    Sheet,
     captions_of,
     draw_plates,
     model_name,
@@ -39,7 +39,7 @@ from attnscope.results.tokens import Tokens
 
 Floats = NDArray[np.float64]
 
-MOST_WORDS = 24
+MAX_WORDS = 24
 """How many words are drawn at most if no query names words: side by side, then on a figure each."""
 
 _SINGLE_PX = 760
@@ -48,7 +48,7 @@ _SINGLE_PX = 760
 _PANEL_PX = 420
 """The largest width of each of several maps over a picture."""
 
-_MOST_IN_A_ROW = 3
+_MAX_IN_A_ROW = 3
 """Up to so many maps stand in one row with the photo; more are laid out to a page near 4:3."""
 
 # Notes at the foot of figures over a photo.
@@ -63,7 +63,7 @@ _PICTURE_MEANING = meanings(
 
 def plates_of(
     record: Heatmap | PooledHeatmap, style: Style | None = None, query: str | None = None
-) -> Iterator[Plate]:
+) -> Iterator[NamedFigure]:
     """Return the figures of a record with their values, the overview first.
 
     Args:
@@ -91,7 +91,7 @@ def plates_of(
 
 def pages(
     record: Heatmap | PooledHeatmap, style: Style, query: str | None = None
-) -> Iterator[tuple[str, Drawing]]:
+) -> Iterator[tuple[str, FigureRenderer]]:
     """Yield the figures of a record one after the other, each with its file name without the ending."""
     return draw_plates(plates_of(record, style, query), style)
 
@@ -151,7 +151,7 @@ def query_patches(record: Heatmap, pair: Pair, query: int) -> Floats:
     return query_weights(attention, pair, query)[~attention.keys.special].reshape(picture.grid)
 
 
-def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[Plate]:
+def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[NamedFigure]:
     """Yield figures of what a query attends to: an overview and one per layer, or one of the heads that were picked."""
     attention = record.maps[0]
     picture = record.picture
@@ -199,14 +199,14 @@ def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterato
 def _over_picture(
     record: Heatmap,
     picture: Picture,
-    sheet: Sheet,
+    sheet: FigureSpec,
     subject: str,
     values: Sequence[Floats],
     facts: Sequence[str],
     notes: Sequence[str],
     style: Style,
     **fields: Any,
-) -> Plate:
+) -> NamedFigure:
     """Return the figure of maps, (row, column) of patches, laid over a picture.
 
     Args:
@@ -236,10 +236,10 @@ def _over_picture(
         picture=picture,
         largest_px=_SINGLE_PX if n_maps == 1 else _PANEL_PX,
         # One column more, for the photo itself; 0 = as many as make the page near 4:3.
-        columns=n_maps + 1 if n_maps <= _MOST_IN_A_ROW else 0,
+        columns=n_maps + 1 if n_maps <= _MAX_IN_A_ROW else 0,
         lettered=(title, *fields.get("titles", ())),
     )
-    return Plate(sheet.stem, title, figure, values)
+    return NamedFigure(sheet.stem, title, figure, values)
 
 
 # Pictures among words -----------------------------------------------------------------------------------------------
@@ -268,10 +268,10 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], str
     # Special tokens are drawn only if there are no other words.
     ordinary = [word for word in wanted if not tokens.special[word.tokens[0]]]
     drawn = ordinary or words
-    if len(drawn) <= MOST_WORDS:
+    if len(drawn) <= MAX_WORDS:
         return drawn, ""
-    note = f"the first {MOST_WORDS} of {len(drawn)} words: --query names others"
-    return drawn[:MOST_WORDS], note
+    note = f"the first {MAX_WORDS} of {len(drawn)} words: --query names others"
+    return drawn[:MAX_WORDS], note
 
 
 def _find_words(record: Heatmap, query: str, words: Sequence[Word]) -> set[int]:
@@ -319,7 +319,7 @@ def picture_share(picture: Picture, row: Floats) -> float:
     return float(np.nansum(picture.over(row)))
 
 
-def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[Plate]:
+def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[NamedFigure]:
     """Yield all words side by side over each picture, then each word by layer or by head, then the maps of the text."""
     attention = record.maps[0]
     words, words_note = words_of(record, query)
@@ -335,7 +335,9 @@ def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[P
     # All words over each picture.
     rows = [(word.name, word_weights(record, word, heads)) for word in words]
     for picture in record.pictures:
-        sheet = Sheet(f"{plural}{_picture_suffix(record, picture)}", "grid", heads, f"{plural} look")
+        sheet = FigureSpec(
+            f"{plural}{_picture_suffix(record, picture)}", "grid", heads, f"{plural} look"
+        )
         yield _word_plate(record, picture, sheet, rows, notes, style)
     # Each word alone, over the detailed pictures.
     detailed = [picture for picture in record.pictures if not picture.source.endswith(SMALL)]
@@ -344,7 +346,7 @@ def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[P
         for picture in detailed:
             suffix = _picture_suffix(record, picture)
             stem = f"{singular}-{word_index:02d}-{_slug(word.name)}{suffix}"
-            sheet = Sheet(stem, "grid", heads, f"“{word.name}” looks")
+            sheet = FigureSpec(stem, "grid", heads, f"“{word.name}” looks")
             yield _word_plate(record, picture, sheet, rows, [note], style)
     # The maps of words, each photo as one key. Beside cross-attention to pictures, that is attention among words.
     flat = record.with_pictures_as_one()
@@ -370,11 +372,11 @@ def _rows_of_word(
 def _word_plate(
     record: Heatmap,
     picture: Picture,
-    sheet: Sheet,
+    sheet: FigureSpec,
     rows: Sequence[tuple[str, Floats]],
     notes: Sequence[str],
     style: Style,
-) -> Plate:
+) -> NamedFigure:
     """Return the figure of rows, each a title and attention to each key, (key,), as maps over a picture."""
     values = []
     facts = []

@@ -33,7 +33,7 @@ _SPECIAL = "#9a5b00"
 _WRITTEN = "#0b6e4f"
 """The colour of the labels of tokens that the model wrote."""
 
-_MOST_QUOTED = 2000
+_MAX_QUOTED = 2000
 """How many letters of a text are quoted at most. A quote has one line, and measuring a book would take seconds."""
 
 _STRONGEST_KEYS = 2
@@ -62,7 +62,7 @@ _POOLED_SCALES = {
 
 
 @dataclass(frozen=True)
-class Sheet:
+class FigureSpec:
     """Hold the heads that are drawn on one figure, and its name.
 
     Attributes:
@@ -94,7 +94,7 @@ class Sheet:
 
 
 @dataclass(frozen=True, eq=False)
-class Plate:
+class NamedFigure:
     """Hold a figure of maps with its values.
 
     Attributes:
@@ -114,7 +114,7 @@ class Plate:
     top: float | None = None
 
 
-def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, MapsPage]]:
+def draw_plates(plates: Iterable[NamedFigure], style: Style) -> Iterator[tuple[str, MapsPage]]:
     """Draw plates one after the other; yield the file name of each, without the ending, and its page.
 
     Plates that differ in values alone are drawn on the same page: keep what it shows before you ask for the next one.
@@ -130,7 +130,7 @@ def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, Ma
         yield plate.stem, page
 
 
-def _show_values(page: MapsPage, plate: Plate, style: Style) -> None:
+def _show_values(page: MapsPage, plate: NamedFigure, style: Style) -> None:
     """Put the values of a figure on its page."""
     values = plate.values
     # The value of the darkest colour of each map.
@@ -158,7 +158,7 @@ def sheets_of(
     suffix: str = "",
     *,
     apart: bool = False,
-) -> list[Sheet]:
+) -> list[FigureSpec]:
     """Return which heads each figure of a map shows.
 
     There is an overview if the map has several layers, then a figure per layer. Heads that were picked have one figure
@@ -175,14 +175,14 @@ def sheets_of(
     is_picked = record.picked is not None
     if isinstance(record, Heatmap) and record.mean_name:
         form: Form = "single" if len(heads) == 1 else "grid"
-        return [Sheet(f"{prefix}mean{suffix}", form, heads, record.mean_name)]
+        return [FigureSpec(f"{prefix}mean{suffix}", form, heads, record.mean_name)]
     sheets = []
     layers = sorted({layer for layer, _ in heads})
     # An overview of one layer would only repeat that layer's figure.
     if len(layers) > 1 and not is_picked:
         n_heads = len({head for _, head in heads})
         subject = f"{amount(len(layers), 'layer')}, {amount(n_heads, 'head')}"
-        sheets.append(Sheet(f"{prefix}overview{suffix}", "overview", heads, subject))
+        sheets.append(FigureSpec(f"{prefix}overview{suffix}", "overview", heads, subject))
     # Name of a figure -> its heads.
     groups: dict[str, tuple[Pair, ...]] = {}
     if not is_picked and len(heads) > 1:
@@ -201,7 +201,7 @@ def sheets_of(
         if len(group) == 1:
             form = "single"
             subject += f", head {head}"
-        sheets.append(Sheet(f"{prefix}{stem}{suffix}", form, group, subject))
+        sheets.append(FigureSpec(f"{prefix}{stem}{suffix}", form, group, subject))
     return sheets
 
 
@@ -212,7 +212,7 @@ def model_name(record: MapsResult[Any]) -> str:
 
 def quote(*texts: str, separator: str = "") -> str:
     """Return texts on one line, each in quotes, with a sign between them."""
-    quoted = [f"“{' '.join(text[:_MOST_QUOTED].split())}”" for text in texts]
+    quoted = [f"“{' '.join(text[:_MAX_QUOTED].split())}”" for text in texts]
     return f"  {separator}  ".join(quoted)
 
 
@@ -255,7 +255,7 @@ def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
 
 def text_plates(
     record: Heatmap, style: Style, query: str | None = None, *, prefix: str = ""
-) -> Iterator[Plate]:
+) -> Iterator[NamedFigure]:
     """Yield the figures of a text, in the order of their files.
 
     They are those of `sheets_of`, for each kind of attention. A query frames the rows of the tokens that it names, and
@@ -286,8 +286,8 @@ def text_plates(
 
 
 def _map_plate(
-    record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, tokens: tuple[int, ...]
-) -> Plate:
+    record: Heatmap, attention: AttentionMap, sheet: FigureSpec, style: Style, tokens: tuple[int, ...]
+) -> NamedFigure:
     """Return the figure of the maps of some heads, with frames around the rows of some tokens."""
     subject = sheet.subject
     if sheet.form == "overview":
@@ -322,7 +322,7 @@ def _map_plate(
         lettered=(model_name(record),),
         **_common_fields(record, attention, sheet.form, style),
     )
-    return Plate(sheet.stem, _title(record, attention, subject), figure, values)
+    return NamedFigure(sheet.stem, _title(record, attention, subject), figure, values)
 
 
 def _strongest_keys(values: Sequence[NDArray[np.float32]], rows: Sequence[int]) -> list[int]:
@@ -338,7 +338,9 @@ def _strongest_keys(values: Sequence[NDArray[np.float32]], rows: Sequence[int]) 
     return sorted(keys.tolist(), key=lambda key: -largest[key])
 
 
-def _query_plate(record: Heatmap, attention: AttentionMap, stem: str, query: int, style: Style) -> Plate:
+def _query_plate(
+    record: Heatmap, attention: AttentionMap, stem: str, query: int, style: Style
+) -> NamedFigure:
     """Return the figure of what one query attends to in all heads: a row per head."""
     heads = record.chosen(attention)
     token = f"“{attention.queries.labels[query]}” (token {query})"
@@ -353,7 +355,7 @@ def _query_plate(record: Heatmap, attention: AttentionMap, stem: str, query: int
         lettered=(model_name(record), token),
         **_common_fields(record, attention, "query", style),
     )
-    return Plate(stem, _title(record, attention, subject), figure, [weights])
+    return NamedFigure(stem, _title(record, attention, subject), figure, [weights])
 
 
 def _common_fields(record: Heatmap, attention: AttentionMap, form: str, style: Style) -> dict[str, Any]:
@@ -432,7 +434,9 @@ def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
 # Pooled maps --------------------------------------------------------------------------------------------------------
 
 
-def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None) -> Iterator[Plate]:
+def pooled_plates(
+    record: PooledHeatmap, style: Style, query: str | None = None
+) -> Iterator[NamedFigure]:
     """Yield an overview and a figure per layer, or one for each head that was picked."""
     if query is not None:
         raise UsageError(
@@ -444,7 +448,9 @@ def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None)
             yield _pooled_plate(record, attention, sheet, style)
 
 
-def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, style: Style) -> Plate:
+def _pooled_plate(
+    record: PooledHeatmap, attention: PooledMap, sheet: FigureSpec, style: Style
+) -> NamedFigure:
     """Return the figure of the cells of some heads, with frames around the far links of a single one."""
     size = f"{attention.query_cell} × {attention.key_cell}"
     tokens = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
@@ -482,7 +488,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
     title = f"{model_name(record)} · {kind}{sheet.subject} · {length}"
     # (row, column) of each head.
     values = [attention.of(*pair) for pair in sheet.heads]
-    return Plate(sheet.stem, title, figure, values, is_logarithmic=True)
+    return NamedFigure(sheet.stem, title, figure, values, is_logarithmic=True)
 
 
 def _positions(n_tokens: int, n_cells: int, cell_tokens: int) -> Axis:

@@ -13,8 +13,8 @@ from attnscope.drawing.map_figure import Axis, MapsFigure
 from attnscope.drawing.style import Style, meanings
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.heatmap_plates import (
+    NamedFigure,
     Pair,
-    Plate,
     axis_of,
     captions_of,
     model_name,
@@ -41,7 +41,7 @@ _SOUND_MEANING = meanings(
 )
 
 
-def sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
+def sound_plates(record: Heatmap, style: Style) -> Iterator[NamedFigure]:
     """Yield an overview and a figure per layer, or one of the heads that were picked.
 
     Columns are frames in time. Rows are tokens in cross-attention, and the same frames in self-attention. Where words
@@ -102,7 +102,7 @@ def sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
             bars=tuple(loudness.tolist()),
             framed_boxes=() if is_overview else tuple(boxes),
         )
-        yield Plate(sheet.stem, title, figure, values)
+        yield NamedFigure(sheet.stem, title, figure, values)
 
 
 def share_after_sound(record: Heatmap, pair: Pair) -> float:
@@ -158,7 +158,7 @@ def _timing_heads(sound: Sound) -> str:
     return ", ".join(f"L{layer}H{head}" for layer, head in sound.followed)
 
 
-def _word_times(record: Heatmap, sound: Sound) -> Plate:
+def _word_times(record: Heatmap, sound: Sound) -> NamedFigure:
     """Return the words of a recording over the spectrogram that the model was given: seconds across, kilohertz up."""
     assert sound.spectrogram is not None
     # (band, step), the highest band first.
@@ -193,4 +193,4 @@ def _word_times(record: Heatmap, sound: Sound) -> Plate:
         spans=tuple(spans),
         framed_boxes=tuple(boxes),
     )
-    return Plate("word-times", title, figure, [levels], top=1.0)
+    return NamedFigure("word-times", title, figure, [levels], top=1.0)

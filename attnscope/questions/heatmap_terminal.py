@@ -25,7 +25,7 @@ from attnscope.questions.heatmap_figures import (
     words_of,
 )
 from attnscope.questions.heatmap_plates import Pair
-from attnscope.questions.links import FAINT, LEAST_LINK, find_links, sink_share, strongest_links
+from attnscope.questions.links import FAINT, MIN_LINK, find_links, sink_share, strongest_links
 from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN, Sound
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, text_around
@@ -41,19 +41,19 @@ _WHITE = "#ffffff"
 _BLUE = "#08306b"
 
 # Up to so many heads have their maps drawn, or all their far links listed.
-_MOST_LARGE = 4
+_MAX_LARGE = 4
 # If there are more heads, each has so many far links, without the text around them.
 _LINKS_OF_MANY = 2
 # A query's table has at most so many heads, those with the largest weights.
-_MOST_QUERY_HEADS = 24
+_MAX_QUERY_HEADS = 24
 # The widest label beside a map, in characters of the terminal.
 _LABEL_CELLS = 14
 # Between a label and its map: the token's number, with a space on both sides.
 _NUMBER_CELLS = 6
 # The smallest weight that has a shade.
-_LEAST_SHOWN = 0.05
+_MIN_SHOWN = 0.05
 # How many input tokens a row of a rollout names.
-_MOST_ORIGINS = 3
+_MAX_ORIGINS = 3
 
 
 def show(
@@ -93,7 +93,7 @@ def show(
     tables = [] if query is None else query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
     # Hundreds of lines of maps would hide the tables.
-    if not drawn or (tables and n_heads > _MOST_QUERY_HEADS):
+    if not drawn or (tables and n_heads > _MAX_QUERY_HEADS):
         return Group(*tables)
     return Group(*_maps(record, console), *tables, *_word_times(record.sound))
 
@@ -155,7 +155,7 @@ def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
         if not heads:
             continue
         yield from _kind_heading(record, attention)
-        if len(heads) <= _MOST_LARGE:
+        if len(heads) <= _MAX_LARGE:
             for pair in heads:
                 yield _draw_head(attention, pair, console)
             yield _legend(console)
@@ -186,7 +186,7 @@ def query_tables(record: Heatmap, query: str) -> list[RenderableType]:
         for token in attention.queries.find(query):
             listed: Sequence[Pair] = heads
             notes = []
-            if len(heads) > _MOST_QUERY_HEADS:
+            if len(heads) > _MAX_QUERY_HEADS:
                 listed = _heads_with_links(record, attention, token)
                 notes.append(
                     f"listed: the {len(listed)} of {len(heads)} heads with the largest weight on another token outside "
@@ -205,7 +205,7 @@ def _heads_with_links(record: Heatmap, attention: AttentionMap, token: int) -> S
     if attention.kind != "cross" and attention.part is None:
         is_left_out[token] = True
     largest = [attention.of(*pair)[token][~is_left_out].max(initial=0.0) for pair in heads]
-    strongest = largest_first(largest, _MOST_QUERY_HEADS)
+    strongest = largest_first(largest, _MAX_QUERY_HEADS)
     return [heads[index] for index in sorted(strongest)]
 
 
@@ -241,7 +241,7 @@ def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> 
 
     def name_keys(pair: Pair) -> Text:
         row = attention.of(*pair)[token]
-        return _name_largest(row, attention.keys, most=5, least=LEAST_LINK, gap="   ")
+        return _name_largest(row, attention.keys, most=5, least=MIN_LINK, gap="   ")
 
     columns = [_head_column(attention), TextColumn("keys, largest weight first", name_keys, wraps=True)]
     return TextTable(columns, heads)
@@ -297,7 +297,7 @@ def _paint(lines: Text, weights: NDArray[np.float32], console: Console) -> None:
     # The first shade is a blank, for small weights and NaN; the others share the range from 0 to 1.
     darkest = len(shades) - 1
     steps = np.clip(1 + (weights * darkest).astype(int), 1, darkest)
-    steps[~(weights >= _LEAST_SHOWN)] = 0
+    steps[~(weights >= _MIN_SHOWN)] = 0
     lines.append("".join(shades[step] * 2 for step in steps))
 
 
@@ -305,7 +305,7 @@ def _legend(console: Console) -> Text:
     """Return a line with the shades of some weights."""
     lines = Text("\nweight  ", style="dim")
     # Colours are continuous; a character stands for all weights from one of these on.
-    values = (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8)
+    values = (_MIN_SHOWN, 0.2, 0.4, 0.6, 0.8)
     if _has_colours(console):
         values = (0.0, 0.25, 0.5, 0.75, 1.0)
     for value in values:
@@ -416,7 +416,7 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
         return f"{percent(shares[key])} {safe(attention.keys.labels[key])} @{key}"
 
     def name_links(pair: Pair) -> Text:
-        return _pooled_links(attention, pair, with_text=len(heads) <= _MOST_LARGE)
+        return _pooled_links(attention, pair, with_text=len(heads) <= _MAX_LARGE)
 
     columns = [
         _head_column(attention),
@@ -488,12 +488,12 @@ def _origins(
     """
     attention = rollout.maps[0]
     # Shares of many patches are small, so over a picture none is too small to be named.
-    least = LEAST_LINK if rollout.picture is None else 0.0
+    least = MIN_LINK if rollout.picture is None else 0.0
 
     def name_origins(head: int, row: tuple[str, int, int]) -> Text:
         _, layer, token = row
         shares = attention.of(layer, head)[token]
-        return _name_largest(shares, attention.keys, most=_MOST_ORIGINS, least=least, gap="  ")
+        return _name_largest(shares, attention.keys, most=_MAX_ORIGINS, least=least, gap="  ")
 
     columns = [TextColumn(row_title, lambda row: row[0], wraps=True, least=16, style="bold")]
     # The two maps of a layer have the numbers of heads.

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import HeadMaps
-from attnscope.questions.pooled import Link, PooledHeatmap
+from attnscope.questions.pooled import DistantPair, PooledHeatmap
 from attnscope.report.numbers import largest_first
 from attnscope.results.tokens import Tokens
 
-LEAST_LINK = 0.005
+MIN_LINK = 0.005
 """The smallest weight that counts as a link."""
 
 FAINT = 0.2
@@ -63,7 +63,7 @@ def strongest_links(
     pair: tuple[int, int],
     most: int = 3,
     rows: Sequence[int] = (),
-) -> list[Link]:
+) -> list[DistantPair]:
     """Return the largest weights of a head between tokens of the text, largest first.
 
     Left out are links of a token to itself, and links from or to sinks, where most heads have their largest weights.
@@ -83,8 +83,8 @@ def strongest_links(
     # The largest weights, by their indices in the flat map.
     order = largest_first(weights, most)
     n_keys = weights.shape[1]
-    links = [Link(cell // n_keys, cell % n_keys, float(weights.flat[cell])) for cell in order]
-    return [link for link in links if link.weight >= LEAST_LINK]
+    links = [DistantPair(cell // n_keys, cell % n_keys, float(weights.flat[cell])) for cell in order]
+    return [link for link in links if link.weight >= MIN_LINK]
 
 
 def same_tokens(attention: HeadMaps) -> NDArray[np.bool_]:

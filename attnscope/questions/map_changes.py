@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.questions.maps import M, MapPart
 from attnscope.questions.places import Picture
 
-LEAST_LEFT = 0.01
+MIN_LEFT = 0.01
 """The least sum of a row, after special tokens were left out, for the row to be shown."""
 
 MEAN_OF = "mean of "
@@ -45,13 +45,13 @@ def merge_weights(
 def renormalise(weights: NDArray[Any]) -> NDArray[np.float64]:
     """Return rows of weights, (..., key), from which keys were left out, each divided by its sum.
 
-    A row with a sum below LEAST_LEFT becomes zeros; NaN stays.
+    A row with a sum below MIN_LEFT becomes zeros; NaN stays.
     """
     exact = weights.astype(np.float64)
     total = exact.sum(-1, keepdims=True)
     # Rows that are not divided keep these values.
     fallback = np.where(np.isnan(exact), np.nan, 0.0)
-    shares: NDArray[np.float64] = np.divide(exact, total, out=fallback, where=total >= LEAST_LEFT)
+    shares: NDArray[np.float64] = np.divide(exact, total, out=fallback, where=total >= MIN_LEFT)
     return shares
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, option, options
-from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Link, Ranking, Report
+from attnscope.report.blocks import Block, Graph, GraphEdge, Grid, HeadMap, Ranking, Report
 from attnscope.report.numbers import Q_VALUE, digits, interval, largest_first, small_number
 from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
@@ -18,7 +18,7 @@ from attnscope.results.table import HEADS, Array, Column, Floats, count, number,
 LOGITS = "logits"
 """The receiver of a path from a head straight to the logits, past all other heads."""
 
-_MOST_PATHS = 24
+_MAX_PATHS = 24
 """How many paths the graph shows at most."""
 
 _LARGEST_Q = 0.05
@@ -276,7 +276,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
     links = []
     names = []
     for path in paths.as_dicts():
-        links.append(Link(path["sender"], path["receiver"], path["by"], abs(path["effect"])))
+        links.append(GraphEdge(path["sender"], path["receiver"], path["by"], abs(path["effect"])))
         receiver_input = f" ({path['by']})" if path["by"] else ""
         names.append(f"{path['sender']} → {path['receiver']}{receiver_input}")
     order = largest_first(np.abs(paths["effect"]))
@@ -288,7 +288,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
     # The graph, of paths whose interval is wholly above 0 or wholly below.
     _, low, high = paths.interval("effect").T
     is_clear = (low > 0) | (high < 0)
-    drawn = [links[row] for row in order if is_clear[row]][:_MOST_PATHS]
+    drawn = [links[row] for row in order if is_clear[row]][:_MAX_PATHS]
     if not drawn:
         return
     # The layer of each node; the logits are above the last layer.

@@ -12,7 +12,7 @@ from attnscope.results.table import Array, count
 from attnscope.results.tokens import Tokens
 
 
-class Link(NamedTuple):
+class DistantPair(NamedTuple):
     """A large weight between two tokens that are far apart, with the indices of both tokens in the text."""
 
     query: int
@@ -60,7 +60,7 @@ class PooledMap(HeadMaps):
         """Return the words after "strongest links", such as " over more than 64 tokens"; "" if all are meant."""
         return "" if self.far_tokens < 0 else f" over more than {self.far_tokens} tokens"
 
-    def links(self, layer: int, head: int) -> list[Link]:
+    def links(self, layer: int, head: int) -> list[DistantPair]:
         """Return the strongest far links of one head, largest weight first."""
         index = self.place(layer, head)
         links = []
@@ -69,7 +69,7 @@ class PooledMap(HeadMaps):
         ):
             # -1 fills up the array of a head with fewer links.
             if query >= 0:
-                links.append(Link(query, key, weight))
+                links.append(DistantPair(query, key, weight))
         return links
 
     def require_whole(self) -> None:
@@ -131,7 +131,7 @@ class PooledHeatmap(MapsResult[PooledMap]):
     # Files are compressed, as half of a causal map is zeros.
     COMPRESSED: ClassVar[bool] = True
 
-    def links(self, layer: int, head: int, kind: str | None = None) -> list[Link]:
+    def links(self, layer: int, head: int, kind: str | None = None) -> list[DistantPair]:
         """Return the strongest far links of one head, largest weight first."""
         return self.map(kind).links(layer, head)
 
@@ -162,7 +162,7 @@ class PooledHeatmap(MapsResult[PooledMap]):
             attention.require_whole()
 
 
-def _describe(attention: PooledMap, link: Link) -> dict[str, Any]:
+def _describe(attention: PooledMap, link: DistantPair) -> dict[str, Any]:
     """Return a far link with its tokens and the text around them."""
     queries, keys = attention.queries, attention.keys
     return {

@@ -11,17 +11,17 @@ import numpy as np
 
 from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
-from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Words
+from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, WordsColumn
 from attnscope.report.numbers import UNDEFINED, fixed, largest_first, number
 from attnscope.report.wording import RECORDINGS, corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, share, text
 from attnscope.results.table import number as number_column
 
-LEAST_MASS = 0.1
+MIN_MASS = 0.1
 """A head with a smaller mean weight on the targets expresses a relation only weakly: it attends mostly elsewhere."""
 
-MOST_RELATIONS = 20
+MAX_RELATIONS = 20
 """Most rows of the map of relations and heads."""
 
 BEST = "best"
@@ -176,14 +176,14 @@ class Relations(Result):
     def verdicts(self) -> list[str]:
         """Return for each relation whether its best head expresses it, in a word.
 
-        "yes"; "weakly": it does, with less than `LEAST_MASS` on the targets; "others": it does not, but other heads do;
+        "yes"; "weakly": it does, with less than `MIN_MASS` on the targets; "others": it does not, but other heads do;
         "no": no head does; "none": there are too few examples to tell.
         """
         best_expresses = self.at_best("found") == 1
         # The first case that is true counts.
         cases = {
             "none": self.table("relations")["no_verdict"] != "",
-            "weakly": best_expresses & (self.at_best("mass") < LEAST_MASS),
+            "weakly": best_expresses & (self.at_best("mass") < MIN_MASS),
             "yes": best_expresses,
             "others": self["found"].any(1),
         }
@@ -239,7 +239,7 @@ class Relations(Result):
         """
         if not self.is_of_recordings:
             return None
-        follows = (self["found"] & (self["mass"] >= LEAST_MASS)).any(0)
+        follows = (self["found"] & (self["mass"] >= MIN_MASS)).any(0)
         return [list(place) for place in self.table("heads").select(follows).layer_heads]
 
     def describe(self) -> dict[str, Any]:
@@ -291,13 +291,13 @@ def _ranking(result: Relations) -> Block:
         names=relations["relation"].tolist(),
         table=table,
         columns=[
-            Words("head", names_of(result, heads)),
+            WordsColumn("head", names_of(result, heads)),
             "accuracy",
             "baseline",
-            Words("expressed", expressed_by(result), wraps=True),
+            WordsColumn("expressed", expressed_by(result), wraps=True),
             "n_scored",
             "mass",
-            Words("rule", relations["rule"].tolist()),
+            WordsColumn("rule", relations["rule"].tolist()),
         ],
         order=result.ranked,
     )
@@ -319,7 +319,7 @@ def expressed_by(result: Relations) -> list[str]:
 
 def _map(result: Relations) -> Block:
     """Show how far each head is above the best simple rule, framed where it expresses the relation."""
-    rows = result.ranked[:MOST_RELATIONS]
+    rows = result.ranked[:MAX_RELATIONS]
     # (relation, head).
     excess = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
@@ -437,5 +437,5 @@ def _notes(result: Relations) -> list[str]:
     if reasons:
         notes.append(f"too few: {' or '.join(reasons)}")
     if "weakly" in result.verdicts:
-        notes.append(f"weakly: with less than {LEAST_MASS:g} of its attention on the targets")
+        notes.append(f"weakly: with less than {MIN_MASS:g} of its attention on the targets")
     return notes

@@ -9,26 +9,26 @@ import numpy as np
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import option, options, read_ranges
-from attnscope.report.blocks import Block, Grid, Note, Printed, Ranking, Report, Special, Words
+from attnscope.report.blocks import Block, CustomBlock, Grid, Note, Printed, Ranking, Report, WordsColumn
 from attnscope.report.numbers import UNDEFINED, fixed, largest_first, percent
 from attnscope.report.panels import AXES, Panel, Panels
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
 
-MOST_KEYS = 12
+MAX_KEYS = 12
 """With more keys than this, only the largest weights of each head are printed."""
 
-MOST_HEADS = 8
+MAX_HEADS = 8
 """With more heads than this, likewise."""
 
-_MOST_LISTED = 12
+_MAX_LISTED = 12
 """Most heads whose largest weights are printed."""
 
-_MOST_IN_ANSWER = 4
+_MAX_IN_ANSWER = 4
 """Most heads whose favourite keys the answer names."""
 
-_MOST_DRAWN = 12
+_MAX_DRAWN = 12
 """Most heads of a split that the figure shows."""
 
 N_HEADS = count("n_heads", "how many heads there are", label="heads")
@@ -192,7 +192,7 @@ def _compromise(split: Split) -> str:
     # The keys to which each head attends most, with ties, and those of all heads, each once in a dict.
     phrases = []
     all_favourites: dict[int, None] = {}
-    for head, row in enumerate(chosen["weights"][:_MOST_IN_ANSWER, query]):
+    for head, row in enumerate(chosen["weights"][:_MAX_IN_ANSWER, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
             phrases.append(f"head {head} gives all keys the same")
@@ -201,7 +201,7 @@ def _compromise(split: Split) -> str:
             names = " and ".join(keys[key] for key in favourites)
             each = " each" if len(favourites) > 1 else ""
             phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
-    if several > _MOST_IN_ANSWER:
+    if several > _MAX_IN_ANSWER:
         phrases.append("…")
     difference = f"they disagree by {disagreement.mean():.4f} nats, most on where {queries[query]} looks"
     answer = f"cut into {several}, {difference}: {'; '.join(phrases)}"
@@ -216,13 +216,13 @@ def _compromise(split: Split) -> str:
 def _blocks(split: Split) -> Iterator[Block]:
     """Yield a comparison of the splits, a figure of all heads, and the weights and outputs of each split."""
     yield _comparison(split)
-    yield Special(printed="never", figure="split", view=_panels(split))
+    yield CustomBlock(printed="never", figure="split", view=_panels(split))
     queries, keys = split.tokens
     for n_heads in split.counts:
         chosen = split.of(n_heads)
         heads = chosen.table("heads")
         name = f"{amount(n_heads, 'head')}, d_head {chosen.table('counts')['d_head'][0]}"
-        if len(keys) > MOST_KEYS or n_heads > MOST_HEADS:
+        if len(keys) > MAX_KEYS or n_heads > MAX_HEADS:
             lines = list(_largest_weights(chosen, queries, keys))
             yield Note(heading=f"{name}: the largest weights", lines=lines)
             continue
@@ -271,9 +271,9 @@ def _comparison(split: Split) -> Ranking:
         for drop in chosen.table("drops").as_dicts():
             changes.append(f"H{drop['head']}: {drop['l2']:.4f} ({percent(drop['share'])})")
         drop_texts.append(", ".join(changes) or UNDEFINED)
-    word_columns = [Words(title, texts, right=True) for title, texts in columns.items()]
+    word_columns = [WordsColumn(title, texts, right=True) for title, texts in columns.items()]
     if len(split.table("drops")):
-        word_columns.append(Words("without", drop_texts, wraps=True))
+        word_columns.append(WordsColumn("without", drop_texts, wraps=True))
     names = list(map(str, split.counts))
     return Ranking(header="heads", names=names, table=split.table("counts"), columns=word_columns)
 
@@ -292,14 +292,14 @@ def range_of(values: Sequence[int]) -> str:
 
 def _largest_weights(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     """Yield a line for each head of one split, with its three largest weights."""
-    for head, weights in enumerate(chosen["weights"][:_MOST_LISTED]):
+    for head, weights in enumerate(chosen["weights"][:_MAX_LISTED]):
         links = []
         # Indices of the flat array, (query, key).
         for index in largest_first(weights, 3):
             query, key = divmod(index, len(keys))
             links.append(f"{queries[query]} → {keys[key]} {weights[query, key]:.4f}")
         yield f"head {head}: {', '.join(links)}"
-    n_more = len(chosen["weights"]) - _MOST_LISTED
+    n_more = len(chosen["weights"]) - _MAX_LISTED
     if n_more > 0:
         yield f"and {amount(n_more, 'more head')} (--json has all)"
 
@@ -313,7 +313,7 @@ def _panels(split: Split) -> Panels:
         chosen = split.of(n_heads)
         heads = chosen.table("heads")
         name = amount(n_heads, "head")
-        for head, weights in enumerate(chosen["weights"][:_MOST_DRAWN]):
+        for head, weights in enumerate(chosen["weights"][:_MAX_DRAWN]):
             title = f"{name}: H{head}, {_columns_of(heads, head)}"
             panels.append(Panel(title, weights, queries, keys))
         if n_heads > 1:

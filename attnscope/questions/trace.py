@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnscope.errors import AttnscopeError, amount, safe
 from attnscope.options import option, options, read_ranges
-from attnscope.report.blocks import Block, Grid, Report, Special
+from attnscope.report.blocks import Block, CustomBlock, Grid, Report
 from attnscope.report.matrix import draw_matrix
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
@@ -20,7 +20,7 @@ from attnscope.results.table import Array, Column, ColumnKind, count, text
 WORKED_EXAMPLE = "worked example"
 """The name of the model in the trace of the built-in example."""
 
-MOST_IN_JSON = 4096
+MAX_IN_JSON = 4096
 """The most numbers of an input that JSON holds; of a larger one it has the shape."""
 
 _SCORES = ("traced", "keys")
@@ -180,7 +180,7 @@ class Trace(Result):
         """Return its JSON object, with the shape alone of inputs that have more than 4096 numbers."""
         document = super().as_json()
         for name, values in self.grids.items():
-            if name.startswith("input_") and values.size > MOST_IN_JSON:
+            if name.startswith("input_") and values.size > MAX_IN_JSON:
                 document[name] = {"shape": list(values.shape)}
         return document
 
@@ -282,7 +282,7 @@ def _blocks(trace: Trace) -> Iterator[Block]:
             columns=trace.tokens["key"],
             n_printed=len(heads),
         )
-    yield Special(view=_Steps(trace))
+    yield CustomBlock(view=_Steps(trace))
 
 
 def _check_line(trace: Trace) -> str:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnscope.errors import amount, require_choice
-from attnscope.report.blocks import Block, Ranking, Report, Trends, Words
+from attnscope.report.blocks import Block, Ranking, Report, Trends, WordsColumn
 from attnscope.report.wording import label, printable, report_on
 from attnscope.results.result import Result, is_interrupted
 from attnscope.results.table import HEADS, Array, Column, Table, count, number, text
@@ -14,13 +14,13 @@ from attnscope.results.table import HEADS, Array, Column, Table, count, number, 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
 """The values of the array `has_role`; a tentative role rests on few texts."""
 
-MOST_STEPS = 1 << 53
+MAX_STEPS = 1 << 53
 """The largest step: JSON and axes of figures hold every whole number up to it."""
 
 _PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
 """The predicted tokens, by `options["loss"]`."""
 
-_MOST_HEADS = 6
+_MAX_HEADS = 6
 """Heads that are named for each role."""
 
 _NO_HEAD = "no head at the last step"
@@ -38,7 +38,7 @@ class Training(Result):
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "checkpoints": (
             text("name", "what it was asked for by, such as a folder"),
-            count("step", "its step", range=(0, MOST_STEPS)),
+            count("step", "its step", range=(0, MAX_STEPS)),
             text("sha256", "hash of its weights; empty for one in memory"),
             number("loss", "mean loss of its predictions on the texts; NaN = not measured", "nats"),
             number("elapsed_s", "how long it took to measure, without loading", "seconds"),
@@ -112,7 +112,9 @@ class Training(Result):
         heads_by_role = _heads_of_roles(self)
         blocks = [*_trends(self)]
         if heads_by_role:
-            heads = Words("heads that have it at the last step", [*heads_by_role.values()], wraps=True)
+            heads = WordsColumn(
+                "heads that have it at the last step", [*heads_by_role.values()], wraps=True
+            )
             ranking = Ranking(
                 heading="roles",
                 printed="with --all",
@@ -152,11 +154,11 @@ def _heads_of_roles(training: Training) -> dict[str, str]:
         # The heads that got the role first; heads of the same step stay in the order of the model.
         names = sorted(since, key=since.__getitem__)
         phrases = []
-        for name in names[:_MOST_HEADS]:
+        for name in names[:_MAX_HEADS]:
             has_it_always = since[name] == training.steps[0]
             phrases.append(name if has_it_always else f"{name} since step {since[name]:,}")
-        if len(names) > _MOST_HEADS:
-            phrases.append(f"and {len(names) - _MOST_HEADS} more")
+        if len(names) > _MAX_HEADS:
+            phrases.append(f"and {len(names) - _MAX_HEADS} more")
         texts[label(role)] = ", ".join(phrases) or _NO_HEAD
     return texts
 

@@ -9,7 +9,17 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.options import option, options, read_heads, seed_option
-from attnscope.report.blocks import Block, Graph, HeadMap, Link, Note, Ranking, Report, Words, rank_heads
+from attnscope.report.blocks import (
+    Block,
+    Graph,
+    GraphEdge,
+    HeadMap,
+    Note,
+    Ranking,
+    Report,
+    WordsColumn,
+    rank_heads,
+)
 from attnscope.report.numbers import fixed, largest_first, percent, small_number
 from attnscope.report.wording import report_on
 from attnscope.results.result import Result
@@ -30,7 +40,7 @@ SCORE_SUFFIXES = ("", "_random", "_least", "_most")
 N_DRAWS = 39
 """Random heads that scores are compared with: another random head lies outside all of them in 5% of cases."""
 
-_MOST_LISTED = 8
+_MAX_LISTED = 8
 """Most heads of a list. For each of query, key and value, a list and the graph have at most as many pairs of heads."""
 
 _COMPOSITION_LINE = (
@@ -257,7 +267,7 @@ def _blocks_of_all(weights: HeadWeights) -> Iterator[Block]:
     heads = weights.table("heads")
     # The heads that look at the previous token more than at others by position alone: their rows.
     looks_back = heads["previous"] > heads.companion("previous", "baseline") + _ROUNDING
-    order = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MOST_LISTED]
+    order = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MAX_LISTED]
     if order:
         heading = "mean weight if position alone decided where heads look, 0 to 1"
         yield rank_heads(weights, ["previous", "first", "same"], order, heading=heading)
@@ -281,7 +291,7 @@ def _pairs(weights: HeadWeights) -> Block:
         names=[f"{link.sender} → {link.receiver}" for link in links],
         table=table,
         columns=[
-            Words("through its", [link.receiver_input for link in links]),
+            WordsColumn("through its", [link.receiver_input for link in links]),
             "composition",
             "chance",
         ],
@@ -289,7 +299,7 @@ def _pairs(weights: HeadWeights) -> Block:
     )
 
 
-def _strongest_links(weights: HeadWeights) -> tuple[list[Link], list[float]]:
+def _strongest_links(weights: HeadWeights) -> tuple[list[GraphEdge], list[float]]:
     """Return the pairs that compose most by queries, keys and values, and the composition that each has by chance."""
     names = weights.head_names
     # Both are (Q K V, sender, receiver).
@@ -298,10 +308,10 @@ def _strongest_links(weights: HeadWeights) -> tuple[list[Link], list[float]]:
     links = []
     expected_weights = []
     for index, letter in enumerate(INPUT_LETTERS):
-        for sender, receiver in weights.strongest(letter, _MOST_LISTED):
+        for sender, receiver in weights.strongest(letter, _MAX_LISTED):
             weight = float(composition[index, sender, receiver])
             if weight > 0:
-                links.append(Link(names[sender], names[receiver], INPUT_NAMES[letter], weight))
+                links.append(GraphEdge(names[sender], names[receiver], INPUT_NAMES[letter], weight))
                 expected_weights.append(expected[index, sender, receiver])
     return links, expected_weights
 
@@ -312,9 +322,9 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
     copying = heads["copying"]
     reads, writes = _first_tokens(weights)
     columns = [
-        Words("copying", _scores_with_stars(weights, "copying"), right=True),
-        Words("reads", reads, wraps=True),
-        Words("writes", writes, wraps=True),
+        WordsColumn("copying", _scores_with_stars(weights, "copying"), right=True),
+        WordsColumn("reads", reads, wraps=True),
+        WordsColumn("writes", writes, wraps=True),
     ]
     # Heads without a path to the vocabulary have no score, and no place in this order.
     order = largest_first(copying)
@@ -322,8 +332,8 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
     # One more random head would be below all N_DRAWS others with probability 1 / (N_DRAWS + 1), and above all as often.
     n_by_chance = 2 / (N_DRAWS + 1) * len(heads)
     note = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {n_by_chance:.0f}"
-    copiers = [row for row in order if copying[row] >= 0][:_MOST_LISTED]
-    removers = [row for row in reversed(order) if copying[row] < 0][:_MOST_LISTED]
+    copiers = [row for row in order if copying[row] >= 0][:_MAX_LISTED]
+    removers = [row for row in reversed(order) if copying[row] < 0][:_MAX_LISTED]
     if copiers:
         heading = "heads that copy what they attend to most"
         yield rank_heads(weights, columns, copiers, heading=heading, notes=[note])
@@ -371,7 +381,7 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
             layers=dict(zip(names, heads["layer"].tolist(), strict=True)),
             links=links,
             notes=[
-                f"the {amount(_MOST_LISTED, 'pair')} each that compose most by queries, keys and values above chance; "
+                f"the {amount(_MAX_LISTED, 'pair')} each that compose most by queries, keys and values above chance; "
                 "wider = a larger share; a line goes up from the head that writes to the head that reads"
             ],
         )
@@ -417,8 +427,8 @@ def _directions(
         names=shares,
         table=directions,
         columns=[
-            Words(source_header, directions["source"].tolist(), wraps=True),
-            Words(target_header, directions["target"].tolist(), wraps=True),
+            WordsColumn(source_header, directions["source"].tolist(), wraps=True),
+            WordsColumn(target_header, directions["target"].tolist(), wraps=True),
         ],
     )
 
@@ -448,7 +458,7 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
             names=titles,
             table=Table({}, {}),
             columns=[
-                Words(f"by {INPUT_NAMES[letter]}", texts, wraps=True)
+                WordsColumn(f"by {INPUT_NAMES[letter]}", texts, wraps=True)
                 for letter, texts in columns.items()
             ],
         )

@@ -18,7 +18,7 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Floats, Table, count, text
 from attnscope.results.table import number as number_column
 
-MOST_PARTS = 12
+MAX_PARTS = 12
 """Parts of the query, and of the key, that the figure shows one by one."""
 
 
@@ -248,9 +248,9 @@ def _strongest(parts: Table, side: str) -> tuple[list[int], list[str]]:
 
     The names are those for `_fold_rows`: they include those of the two rows that it adds.
     """
-    strongest = sorted(largest_first(np.abs(parts[f"{side}_nats"]), MOST_PARTS))
+    strongest = sorted(largest_first(np.abs(parts[f"{side}_nats"]), MAX_PARTS))
     names = parts["part"][strongest].tolist()
-    others = ["others"] if len(parts) > MOST_PARTS else []
+    others = ["others"] if len(parts) > MAX_PARTS else []
     return strongest, [*names, *others, "sum"]
 
 

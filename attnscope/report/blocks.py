@@ -53,7 +53,7 @@ class HeadMap(Block):
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class WordsColumn:
     """A column of a ranking that holds texts.
 
     Attributes:
@@ -77,8 +77,8 @@ class Ranking(Block):
         header: The header above the names of rows, such as "head".
         names: A name for each row of the table.
         table: The numbers, a row for each name.
-        columns: What stands beside the names, from left to right: a string names a column of `table`, `Words` hold
-            texts. A narrow terminal leaves out the last ones.
+        columns: What stands beside the names, from left to right: a string names a column of `table`, `WordsColumn`
+            hold texts. A narrow terminal leaves out the last ones.
         order: The indices of the rows that are shown, the first one first; None = all rows, in the order of the table,
             also without --all.
         n_printed: How many rows of `order` the terminal shows without --all.
@@ -88,14 +88,14 @@ class Ranking(Block):
     header: str
     names: Sequence[str]
     table: Table
-    columns: Sequence[str | Words]
+    columns: Sequence[str | WordsColumn]
     order: Sequence[int] | None = None
     n_printed: int = 5
     noun: str = ""
 
 
 def rank_heads(
-    result: Any, columns: Sequence[str | Words], order: Sequence[int], **more: Any
+    result: Any, columns: Sequence[str | WordsColumn], order: Sequence[int], **more: Any
 ) -> Ranking:
     """Return a ranking of the heads of a `results.Result`, with columns of its table of heads.
 
@@ -152,7 +152,7 @@ class Trends(Block):
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class GraphEdge:
     """A line of a graph.
 
     Attributes:
@@ -179,7 +179,7 @@ class Graph(Block):
     """
 
     layers: dict[str, int]
-    links: Sequence[Link]
+    links: Sequence[GraphEdge]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -194,7 +194,7 @@ class Note(Block):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Special(Block):
+class CustomBlock(Block):
     """A block that only one question has, and that draws itself.
 
     Attributes:

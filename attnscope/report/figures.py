@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from attnscope.drawing import layout
-from attnscope.drawing.canvas import INK, Drawing
+from attnscope.drawing.canvas import INK, FigureRenderer
 from attnscope.drawing.files import distinct
 from attnscope.drawing.inks import ink_on
 from attnscope.drawing.lettering import Lettering, lettering_for
-from attnscope.drawing.page import Number, Page
+from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Report, Trends
@@ -27,13 +27,13 @@ from attnscope.report.wording import printable
 from attnscope.results.storage import texts_in
 from attnscope.results.table import Floats
 
-_MOST_ROWS = 20
+_MAX_ROWS = 20
 """Most rows of a grid that are drawn, unless it is drawn whole."""
 
 _LABEL_PITCH_PX = 15
 """Least distance between the names of two rows or columns; where cells are smaller, only each n-th name is written."""
 
-_MOST_CELLS = 10_000
+_MAX_CELLS = 10_000
 """A grid of more cells is drawn as one image, without numbers."""
 
 _GRID_PX = 1500
@@ -55,7 +55,7 @@ _LETTER_PX = 12.5
 """Size of the names of rows and columns."""
 
 
-def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str, Drawing]]:
+def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str, FigureRenderer]]:
     """Yield the pages of the figures of a result, each with the name of its file without ending.
 
     Args:
@@ -79,7 +79,7 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
             yield stem if number == 1 else f"{stem}-{number}", page
 
 
-def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterable[Drawing]:
+def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterable[FigureRenderer]:
     """Return the pages of a figure, whose blocks are all of one type. Only maps of heads and trends may be several."""
     first: Block = blocks[0]
     match first:
@@ -103,10 +103,10 @@ def _texts(report: Report) -> Iterator[str]:
             yield from texts_in(vars(block))
 
 
-def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
+def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> FigurePage:
     """Draw a matrix as coloured cells, with names at the left and above, and numbers where they have room."""
     paper = lettering.paper
-    values = block.values if block.drawn_whole else block.values[:_MOST_ROWS]
+    values = block.values if block.drawn_whole else block.values[:_MAX_ROWS]
     n_rows, n_columns = values.shape
 
     # The names of rows, whose width decides how much is left for the cells, and the size of cells.
@@ -130,7 +130,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
 
     # The page with the names, each at the middle of its row or column.
     width = n_columns * cell_px
-    page = Page(paper.width_for(left + width + layout.MARGIN_PX, 900), lettering)
+    page = FigurePage(paper.width_for(left + width + layout.MARGIN_PX, 900), lettering)
     page.write_header(f"{report.model} · {block.title}", report.subtitle)
     for row in range(0, n_rows, math.ceil(_LABEL_PITCH_PX / row_px)):
         page.write(left - 8, top + (row + 0.5) * row_px, names[row], _LETTER_PX, ha="right", color=INK)
@@ -143,7 +143,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     has_two_signs = bool(np.nanmin(values) < 0)
     limits = (-largest if has_two_signs else 0.0, largest)
     colors = TWO_WAYS if has_two_signs else ONE_WAY
-    if values.size > _MOST_CELLS:
+    if values.size > _MAX_CELLS:
         page.draw_matrix((left, top, width, n_rows * row_px), values, colors, limits)
     else:
         _draw_cells(page, (left, top), (cell_px, row_px), values, colors, limits)
@@ -164,7 +164,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
 
 
 def _draw_cells(
-    page: Page,
+    page: FigurePage,
     corner: tuple[float, float],
     cell: tuple[float, float],
     values: Floats,
@@ -189,5 +189,5 @@ def _draw_cells(
     for (box, color), value in zip(cells, flat_values, strict=True):
         x, y, box_width, box_height = box
         center = (x + box_width / 2, y + box_height / 2)
-        numbers.append(Number(*center, small_number(value), size, ink_on(color)))
+        numbers.append(CellNumber(*center, small_number(value), size, ink_on(color)))
     page.write_numbers(numbers)

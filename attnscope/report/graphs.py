@@ -13,15 +13,15 @@ import numpy as np
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.page import Page
-from attnscope.report.blocks import Graph, Link, Report
+from attnscope.drawing.page import FigurePage
+from attnscope.report.blocks import Graph, GraphEdge, Report
 
 _INPUTS = {
     "query": ("Q: queries", "#0072B2"),
     "key": ("K: keys", "#D55E00"),
     "value": ("V: values", "#009E73"),
 }
-"""The name and the colour of lines, by `Link.receiver_input`."""
+"""The name and the colour of lines, by `GraphEdge.receiver_input`."""
 
 Point = tuple[float, float]
 """A place on the page in pixels, (x, y)."""
@@ -38,14 +38,14 @@ _TOP_PX = layout.MARGIN_PX + 92
 _NAME_PX = 12.5
 """Size of the names of heads."""
 
-_LEAST_PX = 42.0
+_MIN_PX = 42.0
 """Least width of the box with round ends around a name."""
 
 _ROUNDS = 16
 """How often all rows are sorted; see `_place_stops`."""
 
 
-def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
+def draw_graph(report: Report, block: Graph, lettering: Lettering) -> FigurePage:
     """Draw heads and the lines between them, as wide as their weights, in the colours of the inputs that they feed."""
     # The heads at the ends of lines, each once: a dict keeps their order. Only layers with such a head have a row.
     names: dict[str, None] = {}
@@ -55,7 +55,7 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
     rows = {name: layers.index(block.layers[name]) for name in names}
 
     # Sizes in pixels. Row 0 is the lowest, so it has the largest y.
-    page = Page(lettering.paper.width_for(1200), lettering)
+    page = FigurePage(lettering.paper.width_for(1200), lettering)
     n_rows = len(layers)
     row_px = max(58, min(92, 900 // n_rows))
     left = layout.MARGIN_PX + 60
@@ -87,7 +87,10 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
 
 
 def _draw_links(
-    page: Page, links: Sequence[Link], paths: Sequence[Sequence[Stop]], places: Mapping[Stop, Point]
+    page: FigurePage,
+    links: Sequence[GraphEdge],
+    paths: Sequence[Sequence[Stop]],
+    places: Mapping[Stop, Point],
 ) -> None:
     """Draw the lines; several between the same two heads are bent apart. `paths` has the stops of each line."""
     largest = max(link.weight for link in links)
@@ -105,17 +108,17 @@ def _draw_links(
         page.lines([curve], color=color, width_px=width, alpha=0.75, zorder=2)
 
 
-def _draw_head(page: Page, name: str, place: Point) -> None:
+def _draw_head(page: FigurePage, name: str, place: Point) -> None:
     """Draw a name in a grey box with round ends and a white edge: two thick lines, the white one below and wider."""
     x, y = place
-    half_width = max(_LEAST_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
+    half_width = max(_MIN_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
     line = [(x - half_width, y), (x + half_width, y)]
     page.lines([line], color="#ffffff", width_px=27, capstyle="round", zorder=3)
     page.lines([line], color="#e8ecf2", width_px=24, capstyle="round", zorder=3.1)
     page.write(x, y, name, _NAME_PX, ha="center", va="center_baseline", zorder=5, color=INK)
 
 
-def _draw_key(page: Page) -> None:
+def _draw_key(page: FigurePage) -> None:
     """Draw the key to the colours of lines, flush right below the title."""
     x = float(page.width_px - layout.MARGIN_PX)
     y = _TOP_PX - 26
@@ -129,7 +132,7 @@ def _draw_key(page: Page) -> None:
 # The places of heads
 
 
-def _stops_of(link: Link, rows: Mapping[str, int]) -> list[Stop]:
+def _stops_of(link: GraphEdge, rows: Mapping[str, int]) -> list[Stop]:
     """Return the stops of a line, one in each row from the sender's to the receiver's; `rows` has the row of heads."""
     first = rows[link.sender]
     last = rows[link.receiver]

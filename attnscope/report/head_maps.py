@@ -15,7 +15,7 @@ from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, colormap
 from attnscope.drawing.inks import blend, hex_of, ink_on
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.page import Number, Page
+from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
 from attnscope.report.numbers import UNDEFINED, tick_texts, writer_for_all
@@ -51,7 +51,7 @@ _BESIDE_PX = 80
 _ABOVE_AND_BELOW_PX = 142
 """Room above and below a small map: title and names of heads above, the colour bar below."""
 
-_LEAST_ACROSS_PX = 230
+_MIN_ACROSS_PX = 230
 """Least distance from the left edge of a small map to that of the next on a screen, so that titles have room."""
 
 _TALLEST_PX = 3000
@@ -63,10 +63,10 @@ _PALE = 0.35
 _INTERVAL_SHARE = 0.7
 """The letters of an interval are at most so large, relative to those of its number."""
 
-_LEAST_INTERVAL_PX = 9.0
+_MIN_INTERVAL_PX = 9.0
 """Intervals whose letters would be smaller are left out."""
 
-_MOST_NUMBERS = 100
+_MAX_NUMBERS = 100
 _N_LARGEST = 10
 """A large map of up to 100 cells has all their numbers; one of more cells has the ten largest."""
 
@@ -74,7 +74,7 @@ _BASELINE = "▲ uniform: the value of a head that attends to all keys that the 
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """The colours of the numbers of a column. A baseline is what a number would be under uniform attention.
 
     Attributes:
@@ -113,7 +113,7 @@ class Scale:
         return smallest if smallest == largest else f"{smallest} to {largest}"
 
 
-def scale_of(table: Table, name: str) -> Scale:
+def scale_of(table: Table, name: str) -> ColourScale:
     """Return the colours of a column: one scale for all kinds of attention, which holds values and baselines."""
     values = table[name][np.isfinite(table[name])]
     baselines = table.companion(name, "baseline")
@@ -131,7 +131,7 @@ def scale_of(table: Table, name: str) -> Scale:
         # All numbers are far from 0: colours begin at a multiple of the step between round ticks, below them.
         step = layout.nice_ticks(largest - smallest)[1]
         low = max(0.0, math.floor(smallest / step) * step)
-    return Scale(low, largest, baseline, bool(values.size), writer_for_all(table[name]))
+    return ColourScale(low, largest, baseline, bool(values.size), writer_for_all(table[name]))
 
 
 class HeadGrid(NamedTuple):
@@ -208,7 +208,7 @@ def place_kinds(
     return HeadCells(grids, corners, size), y
 
 
-def name_kinds(page: Page, cells: HeadCells, size_px: float = layout.PANEL_TITLE_PX) -> None:
+def name_kinds(page: FigurePage, cells: HeadCells, size_px: float = layout.PANEL_TITLE_PX) -> None:
     """Write the names of layers and heads beside their cells, and those of kinds of attention if there are several."""
     for kind, grid in cells.grids.items():
         x, y = cells.map_corners[kind]
@@ -218,7 +218,7 @@ def name_kinds(page: Page, cells: HeadCells, size_px: float = layout.PANEL_TITLE
 
 
 def _name_axes(
-    page: Page,
+    page: FigurePage,
     corner: tuple[float, float],
     grid: HeadGrid,
     cell_size: tuple[float, float],
@@ -273,29 +273,31 @@ class _Plan:
         columns: How many maps stand side by side.
         cell_size: Width and height of a cell in pixels.
         pitch: Pixels from the corner of one map to that of the next, across and down.
-        most_on_page: How many maps a page has room for.
+        max_on_page: How many maps a page has room for.
     """
 
     columns: int
     cell_size: tuple[float, float]
     pitch: tuple[float, float]
-    most_on_page: int
+    max_on_page: int
 
 
-def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Iterator[Page]:
+def draw_head_maps(
+    report: Report, blocks: Sequence[HeadMap], lettering: Lettering
+) -> Iterator[FigurePage]:
     """Yield pages of maps of heads: a single map large, with numbers; several maps small."""
     if len(blocks) == 1:
         yield _large_page(report, blocks[0], lettering)
         return
     plan = _plan(blocks[0].heads, len(blocks), lettering)
     # As few pages as possible, with equally many maps on each.
-    n_pages = math.ceil(len(blocks) / plan.most_on_page)
+    n_pages = math.ceil(len(blocks) / plan.max_on_page)
     n_on_page = math.ceil(len(blocks) / n_pages)
     for first in range(0, len(blocks), n_on_page):
         yield _small_page(report, blocks[first : first + n_on_page], plan, lettering)
 
 
-def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
+def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigurePage:
     """Draw a large map of a column; see `_write_numbers` for the numbers in it."""
     table, name = block.heads, block.column
     column = table.columns[name]
@@ -313,7 +315,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
 
     # The page with its cells, and the numbers in them.
     width = 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width
-    page = Page(paper.width_for(layout.PAGE_WIDTH_PX, width), lettering)
+    page = FigurePage(paper.width_for(layout.PAGE_WIDTH_PX, width), lettering)
     subtitle = " · ".join(filter(None, [printable(column.meaning, 400), report.source]))
     page.write_header(f"{report.model} · {block.title or title_of(column)}", subtitle)
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
@@ -323,7 +325,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
 
     # The colour bar and the notes.
     bar = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room - 20), 14)
-    _draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, most_ticks=6 if paper.is_narrow else 11)
+    _draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, max_ticks=6 if paper.is_narrow else 11)
     if scale.has_baseline:
         notes.insert(0, _BASELINE)
     if not np.isfinite(table[name]).all():
@@ -333,7 +335,9 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     return page
 
 
-def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale) -> list[str]:
+def _write_numbers(
+    page: FigurePage, table: Table, name: str, cells: HeadCells, scale: ColourScale
+) -> list[str]:
     """Write the numbers of heads, and their intervals, where cells have room for them; return notes that explain them.
 
     In a map of many cells, where numbers would hide the colours, only the largest absolute numbers are written.
@@ -341,7 +345,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     paper, lettering = page.paper, page.lettering
     cell_width, cell_height = cells.size
     notes = []
-    if len(table) > _MOST_NUMBERS:
+    if len(table) > _MAX_NUMBERS:
         # From here on, the table has only the heads whose numbers are written.
         magnitudes = np.nan_to_num(np.abs(table[name]), nan=-1.0)
         table = table.select(np.argsort(-magnitudes, kind="stable")[:_N_LARGEST])
@@ -359,7 +363,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     # The width at letters of one pixel; 0 if no interval is known.
     unit_width = max(lettering.width_px(text, 1.0) for text in intervals)
     interval_size = min(size * _INTERVAL_SHARE, cell_width * 0.94 / unit_width) if unit_width else 0.0
-    has_intervals = cell_height >= 44 and interval_size >= max(_LEAST_INTERVAL_PX, paper.least_px)
+    has_intervals = cell_height >= 44 and interval_size >= max(_MIN_INTERVAL_PX, paper.min_px)
 
     # Numbers stand in the middle of their cells, or a little higher if intervals stand below them.
     numbers = []
@@ -370,16 +374,16 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
         x = left + 0.5 * cell_width - 1
         y = top + 0.5 * cell_height - 1
         ink = ink_on(hex_of(cmap, scale.fraction(value))) if math.isfinite(value) else FAINT
-        numbers.append(Number(x, y - rise, text, size, ink))
+        numbers.append(CellNumber(x, y - rise, text, size, ink))
         if has_intervals and interval:
-            numbers.append(Number(x, y + cell_height * 0.22, interval, interval_size, ink))
+            numbers.append(CellNumber(x, y + cell_height * 0.22, interval, interval_size, ink))
     page.write_numbers(numbers)
     if has_intervals:
         notes.append("small numbers: the 95% interval")
     return notes
 
 
-def _interval_text(scale: Scale, low: float, high: float) -> str:
+def _interval_text(scale: ColourScale, low: float, high: float) -> str:
     """Return an interval such as 0.00–0.03, with as many decimals as the numbers of the map; empty if it is unknown.
 
     Both ends are written instead of ±, as intervals are not symmetric where a share is near 0 or 1.
@@ -408,7 +412,7 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
     # From one map to the next, with titles, labels and the colour bar.
     across = n_across * width + _BESIDE_PX
     if not paper.fixed:
-        across = max(across, _LEAST_ACROSS_PX)
+        across = max(across, _MIN_ACROSS_PX)
     kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
     down = n_down * height + kinds_px + _ABOVE_AND_BELOW_PX
     # As many rows of maps as a page holds.
@@ -417,11 +421,15 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
     return _Plan(columns, (width, height), (across, down), columns * n_rows)
 
 
-def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, lettering: Lettering) -> Page:
+def _small_page(
+    report: Report, blocks: Sequence[HeadMap], plan: _Plan, lettering: Lettering
+) -> FigurePage:
     """Draw a page of small maps, each in its own colours; cells that are not above their baseline are pale."""
     paper = lettering.paper
     grids = grids_of(blocks[0].heads)
-    page = Page(paper.width_for(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering)
+    page = FigurePage(
+        paper.width_for(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering
+    )
     n_heads = amount(len(blocks[0].heads), "head")
     page.write_header(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
 
@@ -445,7 +453,7 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
         name_kinds(page, cells, 12.0)
         _draw_cells(page, block.heads, block.column, cells, scale, fades=True)
         bar = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _BESIDE_PX), 11
-        _draw_bar(page, bar, scale, size_px=11.5, most_ticks=3)
+        _draw_bar(page, bar, scale, size_px=11.5, max_ticks=3)
 
     # Notes below the last row of maps.
     n_rows = math.ceil(len(blocks) / plan.columns)
@@ -458,7 +466,7 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
     return page
 
 
-def _largest(table: Table, name: str, scale: Scale) -> str:
+def _largest(table: Table, name: str, scale: ColourScale) -> str:
     """Say which head has the largest value of a column; the largest absolute value if any is negative."""
     magnitudes = np.abs(table[name]) if scale.low < 0 else table[name]
     if not np.isfinite(magnitudes).any():
@@ -469,7 +477,13 @@ def _largest(table: Table, name: str, scale: Scale) -> str:
 
 
 def _draw_cells(
-    page: Page, table: Table, name: str, cells: HeadCells, scale: Scale, *, fades: bool = False
+    page: FigurePage,
+    table: Table,
+    name: str,
+    cells: HeadCells,
+    scale: ColourScale,
+    *,
+    fades: bool = False,
 ) -> None:
     """Draw coloured cells of heads; grey where the number is undefined.
 
@@ -487,18 +501,18 @@ def _draw_cells(
     page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
 
 
-def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most_ticks: int) -> None:
-    """Draw the colour bar and the baseline, with at most `most_ticks` round numbers or else those at the ends and 0."""
+def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float, max_ticks: int) -> None:
+    """Draw the colour bar and the baseline, with at most `max_ticks` round numbers or else those at the ends and 0."""
     if not scale.has_values:
         return
     limits = scale.low, scale.high
     ticks = layout.ticks_between(*limits)
-    if len(ticks) > most_ticks:
+    if len(ticks) > max_ticks:
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else limits
     size_px = page.paper.letters(size_px)
     texts = tick_texts(ticks)
     # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
-    inside = page.paper.fixed and most_ticks <= 3
+    inside = page.paper.fixed and max_ticks <= 3
     page.draw_colour_bar(
         bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside
     )

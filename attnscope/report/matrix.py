@@ -14,7 +14,7 @@ from attnscope.errors import safe
 from attnscope.report.numbers import four_decimals
 from attnscope.report.plain_text import cut
 
-_MOST_ROWS = 24
+_MAX_ROWS = 24
 """How many rows of a matrix are printed; a longer one loses rows in the middle."""
 
 _COLUMN_CELLS = 10
@@ -29,7 +29,7 @@ _INDENT = 4
 _OMITTED = "…"
 """Stands in the place of rows or columns that are left out."""
 
-_LEAST_NAME_CELLS = 5
+_MIN_NAME_CELLS = 5
 """The narrowest cells of a grid of heads above which H11 is written; above narrower ones it is 11."""
 
 
@@ -87,7 +87,7 @@ def draw_matrix(
                 _flush_right(headers[column], width) for column in block if column is not None
             )
             text.append(f"{' ' * margin}{line}\n", style="dim")
-        for row in _leave_out_middle(n_rows, _MOST_ROWS, _MOST_ROWS // 2):
+        for row in _leave_out_middle(n_rows, _MAX_ROWS, _MAX_ROWS // 2):
             if labels:
                 label = _OMITTED if row is None else labels[row]
                 text.append(" " * _INDENT)
@@ -166,7 +166,7 @@ def _head_names(heads: Sequence[int], cell: int) -> str:
 
     If 11 with its blank is wider than a cell, only every second or third head has its number.
     """
-    if cell >= _LEAST_NAME_CELLS:
+    if cell >= _MIN_NAME_CELLS:
         return "".join(f"H{head}".rjust(cell - 1) + " " for head in heads)
     step = math.ceil(len(f"{heads[-1]} ") / cell)
     names = "".join(f"{head:<{step * cell}}" for head in heads[::step]).rstrip()

@@ -12,15 +12,15 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.report.blocks import (
     Block,
+    CustomBlock,
     Graph,
     Grid,
     HeadMap,
     Note,
     Ranking,
     Report,
-    Special,
     Trends,
-    Words,
+    WordsColumn,
 )
 from attnscope.report.matrix import draw_head_grid, draw_matrix, room_for_heads
 from attnscope.report.numbers import (
@@ -49,7 +49,7 @@ _DARK_NEGATIVE = "#b2182b"
 _NUMBER_CELLS = 8
 """The width of a cell of a map of heads that has room for its number."""
 
-_MOST_TRENDS = 8
+_MAX_TRENDS = 8
 """How many lines of a `Trends` block are printed without --all."""
 
 _NAME_CELLS = 14
@@ -167,7 +167,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     # A narrow terminal drops the columns of the largest `drop` first, here the last ones; 0 = never, here the first.
     for index, column in enumerate(block.columns):
         drop = index + 1 if index else 0
-        if isinstance(column, Words):
+        if isinstance(column, WordsColumn):
             columns.append(_text_column(column, drop))
         else:
             columns += _number_columns(block.table, column, drop, rows)
@@ -178,7 +178,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     return parts
 
 
-def _text_column(column: Words, drop: int) -> TextColumn:
+def _text_column(column: WordsColumn, drop: int) -> TextColumn:
     """Return a column of texts; see `TextColumn` for `drop`."""
     return TextColumn(
         column.title,
@@ -224,7 +224,7 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     # The values, (step, line), without the ends of their intervals.
     values = block.points[..., 0]
     n_lines = len(block.names)
-    lines = list(range(n_lines)) if every else find_most_changed(values, _MOST_TRENDS)
+    lines = list(range(n_lines)) if every else find_most_changed(values, _MAX_TRENDS)
     if not np.isfinite(values[:, lines]).any():
         return [Text(f"{block.y}: undefined for all {block.noun} on these texts", style="dim")]
     low = min(float(np.nanmin(values[:, lines])), 0.0)
@@ -270,6 +270,6 @@ _DRAWERS: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]
     Graph: lambda block, console, every: [],
     Trends: _trends,
     Note: lambda block, console, every: list(map(Text, block.lines)),
-    Special: lambda block, console, every: list(block.view.show(console, every=every)),
+    CustomBlock: lambda block, console, every: list(block.view.show(console, every=every)),
 }
 """The function that draws each type of block: `(block, console, every)`, where `every` is as in `show`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.drawing.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, wrap_lines
+from attnscope.drawing.canvas import FAINT, INK, LINE, FigureRenderer, matplotlib_defaults, wrap_lines
 from attnscope.drawing.lettering import Lettering
 from attnscope.report.blocks import Report, Trends
 from attnscope.report.numbers import find_most_changed, step_text
@@ -22,7 +22,7 @@ _OTHER = "#b8b8b8"
 _WIDTH = 12.0
 """Inches of a figure on a screen."""
 
-_LEAST_PT = 9.0
+_MIN_PT = 9.0
 """Points of the smallest letters on a screen."""
 
 _LOG_AXIS_RATIO = 5.0
@@ -38,15 +38,15 @@ _NOTE_LINE = 0.2
 
 
 @matplotlib_defaults()
-def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) -> Drawing:
+def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) -> FigureRenderer:
     """Draw a plot for each block: the lines that change most in colours, all others in grey."""
     from matplotlib.figure import Figure
 
     # Sizes in inches. `scale` is that of letters: the smallest ones that the paper allows over a screen's.
     paper = lettering.paper
     scale = 1.0
-    if paper.least_px:
-        scale = paper.least_px * 72 / paper.inch_px / _LEAST_PT
+    if paper.min_px:
+        scale = paper.min_px * 72 / paper.inch_px / _MIN_PT
     # Paper of a fixed width is cropped at both sides. Two plots lie side by side, on narrow paper one.
     full_width = _WIDTH
     if paper.fixed:
@@ -97,7 +97,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
         _draw_plot(figure.add_axes(box), block, scale, families)
     for number, line in enumerate(lines):
         write(height - foot_height + (0.3 + _NOTE_LINE * number) * scale, line, 9)
-    return Drawing(figure, lettering.families)
+    return FigureRenderer(figure, lettering.families)
 
 
 def _draw_plot(axes: Any, block: Trends, scale: float, families: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ _GIVEN = "texts"
 _TEXT_NOUNS = {PICTURES: "picture", RECORDINGS: "recording", NEEDLES: "needle", "pairs": "pair"}
 """What one text is called, by `corpus["of"]`."""
 
-_MOST_SOURCES = 3
+_MAX_SOURCES = 3
 """How many files a line names."""
 
 
@@ -92,9 +92,9 @@ def corpus_line(record: Any) -> str:
     if corpus.get("n_predictions"):
         counts.append(amount(corpus["n_predictions"], "prediction"))
     files = [source for source in corpus.get("sources", ()) if source != _GIVEN]
-    names = [printable(file, 60) for file in files[:_MOST_SOURCES]]
-    if len(files) > _MOST_SOURCES:
-        names.append(f"and {len(files) - _MOST_SOURCES} more")
+    names = [printable(file, 60) for file in files[:_MAX_SOURCES]]
+    if len(files) > _MAX_SOURCES:
+        names.append(f"and {len(files) - _MAX_SOURCES} more")
     # Some records have no counts, and some no files.
     parts = [", ".join(counts), ", ".join(names)]
     return ": ".join(filter(None, parts))

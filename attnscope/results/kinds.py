@@ -42,7 +42,7 @@ PAGE = "pages:page_of_record"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResultKind:
     """A kind of result. Its class and its functions are strings, "module:name"; `resolve` imports them.
 
     Attributes:
@@ -137,7 +137,7 @@ MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
 """Options of figures of maps, beside `SIZES`."""
 
 _ALL = (
-    Kind(
+    ResultKind(
         "heatmap",
         "record of attention",
         "questions.heatmap:Heatmap",
@@ -151,7 +151,7 @@ _ALL = (
         drawn_with=("query",),
         other_options=(*CHOICE_OF_HEADS, *MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
     ),
-    Kind(
+    ResultKind(
         "pooled",
         "record of pooled attention",
         "questions.pooled:PooledHeatmap",
@@ -163,7 +163,7 @@ _ALL = (
         shown_with=("drawn", "answered", "scale"),
         other_options=(*CHOICE_OF_HEADS, *MAP_STYLE),
     ),
-    Kind(
+    ResultKind(
         "rollout",
         "record of rollout",
         "questions.heatmap:Rollout",
@@ -176,8 +176,8 @@ _ALL = (
         drawn_with=("query",),
         other_options=MAP_STYLE,
     ),
-    Kind("shares", "result on two parts", "questions.shares:Shares", command="heatmap"),
-    Kind(
+    ResultKind("shares", "result on two parts", "questions.shares:Shares", command="heatmap"),
+    ResultKind(
         "heads",
         "record of heads",
         "questions.heads:Heads",
@@ -186,11 +186,11 @@ _ALL = (
         drawn_with=("measures",),
         other_options=CHOICE_OF_HEADS,
     ),
-    Kind("compare", "comparison of heads", "questions.compare:Comparison"),
-    Kind("relations", "result on relations", "questions.relations:Relations"),
-    Kind("ablate", "result of an ablation", "questions.ablate:Ablation", stem="ablation"),
-    Kind("patch", "result of patching", "questions.patch:Patching", stem="patching"),
-    Kind(
+    ResultKind("compare", "comparison of heads", "questions.compare:Comparison"),
+    ResultKind("relations", "result on relations", "questions.relations:Relations"),
+    ResultKind("ablate", "result of an ablation", "questions.ablate:Ablation", stem="ablation"),
+    ResultKind("patch", "result of patching", "questions.patch:Patching", stem="patching"),
+    ResultKind(
         "atlas",
         "atlas",
         "questions.atlas:Atlas",
@@ -200,10 +200,10 @@ _ALL = (
         shown_with=("every", "sort"),
         other_options=CHOICE_OF_HEADS,
     ),
-    Kind("weights", "result of weights", "questions.weights:HeadWeights", other_options=("pick",)),
-    Kind("why", "result on a score", "questions.why:Why"),
-    Kind("training", "result of a training", "questions.training:Training"),
-    Kind(
+    ResultKind("weights", "result of weights", "questions.weights:HeadWeights", other_options=("pick",)),
+    ResultKind("why", "result on a score", "questions.why:Why"),
+    ResultKind("training", "result of a training", "questions.training:Training"),
+    ResultKind(
         "trace",
         "trace",
         "questions.trace:Trace",
@@ -212,8 +212,8 @@ _ALL = (
         data_formats=("npz", "json", "py"),
         usual_formats=("npz", "json", "py"),
     ),
-    Kind("split", "split", "questions.split:Split", command="learn split"),
-    Kind(
+    ResultKind("split", "split", "questions.split:Split", command="learn split"),
+    ResultKind(
         "cost",
         "cost",
         "questions.cost:Cost",
@@ -227,7 +227,7 @@ KINDS = {kind.name: kind for kind in _ALL}
 """The kinds by their name."""
 
 
-def kind_of_schema(schema: str) -> Kind:
+def kind_of_schema(schema: str) -> ResultKind:
     """Return the kind of a schema such as "attnscope.heads/2".
 
     Raises:
@@ -240,7 +240,7 @@ def kind_of_schema(schema: str) -> Kind:
     return KINDS[name]
 
 
-def find_record(path: Path, first: Kind | None = None) -> Path:
+def find_record(path: Path, first: ResultKind | None = None) -> Path:
     """Return the file of a result: the path itself, or if that is a folder, the file of a result in it.
 
     A folder that holds no result is returned as it is: reading it raises an error that says so.

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.host import refuse_pipe
 
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 """Bytes that any archive may unpack to."""
 
-MOST_TIMES = 50
+MAX_TIMES = 50
 """An archive may also unpack to so many times its own size."""
 
-MOST_DESCRIPTION_BYTES = 2**25
+MAX_DESCRIPTION_BYTES = 2**25
 """The most bytes of the JSON that describes the arrays of an archive; it is small beside them."""
 
 _DTYPE_LETTERS = "biufUS"
@@ -127,9 +127,9 @@ def _parse_description(stored: NDArray[Any]) -> dict[str, Any]:
     Raises:
         ValueError: It is too large, no JSON, or names no schema.
     """
-    if stored.nbytes > MOST_DESCRIPTION_BYTES:
+    if stored.nbytes > MAX_DESCRIPTION_BYTES:
         raise ValueError(
-            f"what describes it has {stored.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}"
+            f"what describes it has {stored.nbytes:,} bytes, more than {MAX_DESCRIPTION_BYTES:,}"
         )
     # json detects the encoding: UTF-8 of bytes, UTF-32 of a text of NumPy.
     description = json.loads(stored.tobytes())
@@ -146,7 +146,7 @@ def _require_members(file: typing.IO[bytes], path: Path) -> None:
         raise ValueError("two of its members have one name")
     # These are the sizes that the archive declares; NumPy reads no more than these.
     size = sum(member.file_size for member in members)
-    most = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
+    most = max(MAX_BYTES, MAX_TIMES * path.stat().st_size)
     if size > most:
         raise ValueError(f"it would unpack to {size:,} bytes, more than {most:,}")
     # NumPy reads the file from its beginning.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount, suggest
-from attnscope.results.kinds import SUFFIXES, Kind, find_record, kind_of_schema, load_named
+from attnscope.results.kinds import SUFFIXES, ResultKind, find_record, kind_of_schema, load_named
 from attnscope.results.reading import one_error_for_damage, read_record, read_schema, require_shown
 from attnscope.results.storage import TABLE_WRITERS, finite_or_none, plain, write_whole
 from attnscope.results.table import (
@@ -170,7 +170,7 @@ class Result:
         return tuple(failure_line(failure) for failure in self.run.get("failures", ()))
 
     @classmethod
-    def record_kind(cls) -> Kind:
+    def record_kind(cls) -> ResultKind:
         """Return its entry in `results.kinds`."""
         return kind_of_schema(cls.SCHEMA)
 

@@ -132,13 +132,13 @@ def flag(name: str, meaning: str = "", **fields: Any) -> Column:
     return Column(name, meaning, kind="flag", **fields)
 
 
-MOST_HEADS = 10_000
+MAX_HEADS = 10_000
 """More layers, and more heads in a layer, than any model has: a file with larger numbers is damaged."""
 
 HEADS = (
     text("kind", "kind of attention: encoder, decoder or cross"),
-    count("layer", "its layer, from 0", range=(0, MOST_HEADS - 1)),
-    count("head", "its number in the layer, from 0", range=(0, MOST_HEADS - 1)),
+    count("layer", "its layer, from 0", range=(0, MAX_HEADS - 1)),
+    count("head", "its number in the layer, from 0", range=(0, MAX_HEADS - 1)),
 )
 """The columns with which every table of heads begins."""
 

@@ -13,7 +13,7 @@ from attnscope.senses import reading
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000
 """A photo of more pixels is refused before it is unpacked: a small file can hold gigabytes of one colour."""
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "TIFF", "BMP")
@@ -46,7 +46,7 @@ def read_photo(source: Any) -> Photo:
         source: A path, a Photo, an image of Pillow, or an array (height, width, 3) or (height, width) of uint8.
 
     Raises:
-        AttnscopeError: There is no such file; it is no picture, damaged, or has more than MOST_PIXELS pixels.
+        AttnscopeError: There is no such file; it is no picture, damaged, or has more than MAX_PIXELS pixels.
     """
     from PIL import Image
 
@@ -74,9 +74,9 @@ def _upright(image: Image, name: str) -> Photo:
     from PIL import ImageOps
 
     width, height = image.size
-    if width * height > MOST_PIXELS:
+    if width * height > MAX_PIXELS:
         raise AttnscopeError(
-            f"{name} has more than {MOST_PIXELS // 1_000_000} million pixels: {width:,} x {height:,}",
+            f"{name} has more than {MAX_PIXELS // 1_000_000} million pixels: {width:,} x {height:,}",
             "shrink it first: models see far fewer",
         )
     turned = ImageOps.exif_transpose(image)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.senses import reading
 
-MOST_BYTES = 1_000_000_000
+MAX_BYTES = 1_000_000_000
 """The largest file that is read, in bytes."""
 
-MOST_SAMPLES = 200_000_000
+MAX_SAMPLES = 200_000_000
 """The most samples in a file, over all channels, and the most after resampling: three and a half hours at 16 kHz."""
 
-MOST_RATE = 1_000_000
+MAX_RATE = 1_000_000
 """The highest rate, in samples a second; studios use up to 768,000. The resampling filter is as long as it is high."""
 
 _HINT = "give a WAV file, in Python also (samples, rate); others can be converted: ffmpeg -i speech.mp3 speech.wav"
@@ -47,11 +47,11 @@ class Recording:
         """Return the recording at another rate, by a polyphase filter.
 
         Raises:
-            AttnscopeError: It would have more than MOST_SAMPLES samples.
+            AttnscopeError: It would have more than MAX_SAMPLES samples.
         """
         if rate == self.rate:
             return self
-        if self.seconds * rate > MOST_SAMPLES:
+        if self.seconds * rate > MAX_SAMPLES:
             raise _too_long(self.source)
         from scipy.signal import resample_poly
 
@@ -69,7 +69,7 @@ def read_recording(source: Any) -> Recording:
 
     Raises:
         AttnscopeError: There is no such file; it is no WAV file, damaged, or holds no sound; or it exceeds
-            MOST_BYTES, MOST_SAMPLES or MOST_RATE.
+            MAX_BYTES, MAX_SAMPLES or MAX_RATE.
     """
     if isinstance(source, Recording):
         return source
@@ -78,7 +78,7 @@ def read_recording(source: Any) -> Recording:
     from scipy.io import wavfile
 
     with reading(source, "recording", _HINT) as path:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise _too_long(path.name)
         rate, samples = wavfile.read(path)
         return _one_channel(samples, int(rate), path.name)
@@ -86,11 +86,11 @@ def read_recording(source: Any) -> Recording:
 
 def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
     """Return samples, (sample,) or (sample, channel), as a recording: scaled to -1 to 1, and channels averaged."""
-    if samples.ndim not in (1, 2) or not samples.size or not 1 <= rate <= MOST_RATE:
+    if samples.ndim not in (1, 2) or not samples.size or not 1 <= rate <= MAX_RATE:
         raise AttnscopeError(
-            f"{name} holds no sound, or not at 1 to {MOST_RATE:,} samples a second", _HINT
+            f"{name} holds no sound, or not at 1 to {MAX_RATE:,} samples a second", _HINT
         )
-    if samples.size > MOST_SAMPLES:
+    if samples.size > MAX_SAMPLES:
         raise _too_long(name)
     # Scale integers to -1 to 1. In uint8 silence is 128; in signed types it is 0, and the lowest number becomes -1.
     values = samples.astype(np.float64)
@@ -107,8 +107,8 @@ def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
 
 
 def _too_long(name: str) -> AttnscopeError:
-    """Return the error for a recording of more than MOST_SAMPLES, or of more bytes than MOST_BYTES."""
+    """Return the error for a recording of more than MAX_SAMPLES, or of more bytes than MAX_BYTES."""
     return AttnscopeError(
-        f"{name} is too long: more than {MOST_SAMPLES // 1_000_000} million samples",
+        f"{name} is too long: more than {MAX_SAMPLES // 1_000_000} million samples",
         "cut it first: ffmpeg -i long.wav -t 30 short.wav",
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.errors import AttnscopeError, UsageError, amount, require_choice
 from attnscope.models import read_configuration
 from attnscope.models.catalog import resolve
@@ -28,7 +28,7 @@ SIZE_OPTIONS = ("d_model", "n_heads", "n_layers", "n_kv_heads", "d_head", "d_ff"
 """The sizes of a model that a user may replace."""
 
 
-class Quantity(NamedTuple):
+class CostFormula(NamedTuple):
     """Declare a quantity: its name, what it is for people, and its formula. A quantity that is 0 is not listed.
 
     A formula may name the numbers that `_facts_of` returns, and quantities that are declared before it.
@@ -40,13 +40,13 @@ class Quantity(NamedTuple):
 
 
 ATTENTION_PARAMETERS = (
-    Quantity(
+    CostFormula(
         "projections_per_layer",
         "W_Q, W_K, W_V and W_O of one layer",
         "2 · d_model · d_head · (n_heads + n_kv_heads)",
     ),
-    Quantity("projections", "projections, all layers", "attentions · projections_per_layer"),
-    Quantity(
+    CostFormula("projections", "projections, all layers", "attentions · projections_per_layer"),
+    CostFormula(
         "projection_biases",
         "biases of projections, all layers",
         "attentions · (qkv_bias · d_head · (n_heads + 2 · n_kv_heads) + o_bias · d_model)",
@@ -54,46 +54,48 @@ ATTENTION_PARAMETERS = (
 )
 
 OTHER_PARAMETERS = (
-    Quantity(
+    CostFormula(
         "feed_forward",
         "feed-forward, all layers",
         "layers · (ff_matrices · d_model · d_ff + ff_bias · ((ff_matrices - 1) · d_ff + d_model))",
     ),
-    Quantity("embeddings", "token embeddings", "vocab_size · d_embedding"),
-    Quantity(
+    CostFormula("embeddings", "token embeddings", "vocab_size · d_embedding"),
+    CostFormula(
         "position_embeddings",
         "position and segment embeddings",
         "(n_positions + n_segments) · d_embedding",
     ),
-    Quantity(
+    CostFormula(
         "embedding_projection", "from embeddings to layers", "is_projected · (d_embedding + 1) · d_model"
     ),
-    Quantity("norms", "norms", "norm_vectors · n_layers · d_model + norms_outside"),
-    Quantity("pooler", "pooler", "pooler · (d_model² + d_model)"),
-    Quantity("unembedding", "unembedding", "is_own · vocab_size · d_model"),
+    CostFormula("norms", "norms", "norm_vectors · n_layers · d_model + norms_outside"),
+    CostFormula("pooler", "pooler", "pooler · (d_model² + d_model)"),
+    CostFormula("unembedding", "unembedding", "is_own · vocab_size · d_model"),
 )
 """Parameters outside attention. They are computed only if the parameters of a model were not counted."""
 
-ATTENTION_SHARE = Quantity(
+ATTENTION_SHARE = CostFormula(
     "attention_share", "attention's share of them", "(projections + projection_biases) / parameters"
 )
 
 PER_TOKEN = (
-    Quantity(
+    CostFormula(
         "projections_per_token",
         "projections (W_Q, W_K, W_V, W_O)",
         "attentions · projections_per_layer",
     ),
-    Quantity("scores_per_token", "scores (q · k with N keys)", "attentions · n_heads · d_head · N"),
-    Quantity("values_per_token", "weighted values (with N values)", "attentions · n_heads · d_head · N"),
-    Quantity("feed_forward_per_token", "feed-forward", "layers · ff_matrices · d_model · d_ff"),
-    Quantity("unembedding_per_token", "unembedding", "is_unembedded · d_model · vocab_size"),
+    CostFormula("scores_per_token", "scores (q · k with N keys)", "attentions · n_heads · d_head · N"),
+    CostFormula(
+        "values_per_token", "weighted values (with N values)", "attentions · n_heads · d_head · N"
+    ),
+    CostFormula("feed_forward_per_token", "feed-forward", "layers · ff_matrices · d_model · d_ff"),
+    CostFormula("unembedding_per_token", "unembedding", "is_unembedded · d_model · vocab_size"),
 )
 
 MEMORY = (
-    Quantity("scores_bytes", "scores of one layer, kept whole", "n_heads · N² · bytes"),
-    Quantity("tiled_bytes", "tiled attention: log-sum-exp of one layer (float32)", "n_heads · N · 4"),
-    Quantity("kv_cache_bytes", "KV cache", "2 · caching_layers · n_kv_heads · d_head · N · bytes"),
+    CostFormula("scores_bytes", "scores of one layer, kept whole", "n_heads · N² · bytes"),
+    CostFormula("tiled_bytes", "tiled attention: log-sum-exp of one layer (float32)", "n_heads · N · 4"),
+    CostFormula("kv_cache_bytes", "KV cache", "2 · caching_layers · n_kv_heads · d_head · N · bytes"),
 )
 
 _NAME = re.compile("[A-Za-z_]+")
@@ -135,7 +137,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
     return change_sizes(sizes_of(read_configuration(source), source.name, source.origin), **changes)
 
 
-@with_plain_torch
+@with_default_torch
 def cost(
     model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float16", **changes: int | None
 ) -> Cost:
@@ -177,7 +179,7 @@ def cost(
     else:
         total = sizes.counted
         how = "counted in the model, built without weights"
-    sheet.put(Quantity("parameters", what, how), total, "parameters", unit="parameters")
+    sheet.put(CostFormula("parameters", what, how), total, "parameters", unit="parameters")
     sheet.add([ATTENTION_SHARE], "parameters", unit="share")
 
     # MACs, and memory.
@@ -185,7 +187,7 @@ def cost(
     what = "all MACs, per token"
     if sizes.kind == "encoder-decoder":
         what = "all MACs, one token of the source and one of the target"
-    macs = Quantity("per_token", what, "the sum")
+    macs = CostFormula("per_token", what, "the sum")
     sheet.put(macs, sheet.sum("per_token"), "per_token", unit="MACs")
     sheet.add(MEMORY, "memory", unit="bytes")
 
@@ -206,7 +208,7 @@ class _Sheet:
         self.facts = facts
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, quantities: Sequence[Quantity], group: str, *, unit: str) -> None:
+    def add(self, quantities: Sequence[CostFormula], group: str, *, unit: str) -> None:
         """Compute quantities by their formulas, and list them."""
         for quantity in quantities:
             # Put numbers in the place of names, as the table shows it. Then make it an expression of Python.
@@ -215,7 +217,9 @@ class _Sheet:
             value = eval(expression, {"__builtins__": {}})
             self.put(quantity, value, group, numbers, unit=unit)
 
-    def put(self, quantity: Quantity, value: float, group: str, numbers: str = "", *, unit: str) -> None:
+    def put(
+        self, quantity: CostFormula, value: float, group: str, numbers: str = "", *, unit: str
+    ) -> None:
         """List a quantity with its value and its formula in numbers ("" = it has none), unless the value is 0."""
         self.facts[quantity.name] = value
         if value:

@@ -23,10 +23,10 @@ from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memor
 from attnscope.models.info import ModelInfo
 from attnscope.results.result import Result, is_interrupted, settle_corpus
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 """How many of the texts that are left out a result names; the others are counted."""
 
-Place = tuple[str, int | None]
+BrokenAt = tuple[str, int | None]
 """Where a NaN or an infinity came up first. There are two forms:
 
 - ("decoder", 3): the kind of attention, and the layer.
@@ -34,7 +34,7 @@ Place = tuple[str, int | None]
 """
 
 
-def broken_rows(sums: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
+def broken_rows(sums: Mapping[str, Mapping[int, Any]]) -> dict[int, BrokenAt]:
     """Return the rows that hold a NaN or an infinity, each with the first kind and layer where it has one.
 
     Args:
@@ -46,7 +46,7 @@ def broken_rows(sums: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
     for kind, by_layer in sums.items():
         places += [(kind, layer) for layer in by_layer]
     places.sort(key=lambda place: (place[0] != "encoder", place[1]))
-    broken: dict[int, Place] = {}
+    broken: dict[int, BrokenAt] = {}
     for kind, layer in places:
         of_layer = sums[kind][layer]
         array = np.asarray(of_layer.cpu() if hasattr(of_layer, "cpu") else of_layer)
@@ -57,20 +57,20 @@ def broken_rows(sums: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class BrokenTexts:
     """Hold the broken texts of a study: those on which the model computes NaN or infinity.
 
     Attributes:
         n: How many they are.
-        first: The first MOST_NAMED of them, in the order of the corpus: each as (index in the corpus, source, line,
+        first: The first MAX_NAMED of them, in the order of the corpus: each as (index in the corpus, source, line,
             place).
     """
 
     n: int = 0
-    first: tuple[tuple[int, str, int, Place], ...] = ()
+    first: tuple[tuple[int, str, int, BrokenAt], ...] = ()
 
     @classmethod
-    def of(cls, texts: Iterable[Any], broken: Mapping[int, Place]) -> LeftOut:
+    def of(cls, texts: Iterable[Any], broken: Mapping[int, BrokenAt]) -> BrokenTexts:
         """Return the broken ones among some texts.
 
         Args:
@@ -82,11 +82,11 @@ class LeftOut:
             for text in texts
             if text.index in broken
         ]
-        return cls(len(named), tuple(named[:MOST_NAMED]))
+        return cls(len(named), tuple(named[:MAX_NAMED]))
 
-    def merge(self, other: LeftOut) -> LeftOut:
+    def merge(self, other: BrokenTexts) -> BrokenTexts:
         """Return the broken texts of both; no text is in both."""
-        return LeftOut(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MOST_NAMED]))
+        return BrokenTexts(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MAX_NAMED]))
 
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
         """Return entries for `problems` in the `corpus` of a record: one for each named text, and one for the rest."""
@@ -111,16 +111,16 @@ class LeftOut:
             )
 
 
-def refusal(info: ModelInfo, place: Place) -> AttnscopeError:
+def refusal(info: ModelInfo, place: BrokenAt) -> AttnscopeError:
     """Return the error for a study of one text on which the model computes NaN or infinity."""
     return AttnscopeError(f"{info.name}'s {describe_place(info, place)} on this text", hint(info))
 
 
-def describe_place(info: ModelInfo, place: Place) -> str:
+def describe_place(info: ModelInfo, place: BrokenAt) -> str:
     """Return a clause such as "decoder layer 3 computes NaN or infinity in float16"."""
     kind, layer = place
     if layer is None:
-        # Here `kind` is the change of the model, see `Place`; it may be empty.
+        # Here `kind` is the change of the model, see `BrokenAt`; it may be empty.
         states = f"last hidden states {kind}".strip()
         return f"{states} are NaN or infinite in {info.dtype}"
     # Name the kind of attention only if the model has several.

@@ -13,9 +13,9 @@ import numpy as np
 
 from attnscope.choice import Choice
 from attnscope.core import example
-from attnscope.core.stepwise import Inputs
+from attnscope.core.stepwise import AttentionInputs
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.info import run_of, versions
+from attnscope.models.info import run_facts, versions
 from attnscope.models.model import Batch, Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import refusal
@@ -25,9 +25,9 @@ from attnscope.text import build_tokens, word_spans
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.probes import LayerKey
     from attnscope.core.attention.seam import AttentionCall
-    from attnscope.models.inside.projections import Surroundings
+    from attnscope.models.inside.projections import ProjectedAttention
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +47,14 @@ class OneLayer:
     """
 
     text: str
-    place: Place
+    place: LayerKey
     heads: tuple[int, ...]
     queries: Tokens
     keys: Tokens
-    inputs: Inputs
+    inputs: AttentionInputs
     run: dict[str, Any]
     batch: Batch | None = None
-    around: Surroundings | None = None
+    around: ProjectedAttention | None = None
 
 
 def read_layer(
@@ -85,7 +85,7 @@ def read_layer(
         raise UsageError("no text is given", "a model is looked at on a text")
     # Refuse layers, heads and kinds of attention that the model lacks.
     chosen = Choice((layer,), None if heads is None else tuple(heads)).within(model.info)
-    place: Place = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
+    place: LayerKey = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
     # Read the text, run the model, and keep what reaches the attention.
     reading = read(model, Prompt(text) if isinstance(text, str) else text)
     queries, keys = reading.queries_and_keys(place[0])
@@ -95,7 +95,7 @@ def read_layer(
     for array in (inputs.Q, inputs.K, inputs.V):
         if not np.isfinite(array).all():
             raise refusal(model.info, place)
-    run = run_of(model.info, reading.notes)
+    run = run_facts(model.info, reading.notes)
     return OneLayer(reading.text, place, chosen.heads, queries, keys, inputs, run, batch, around)
 
 
@@ -120,7 +120,7 @@ def _read_example(heads: Sequence[int] | None) -> OneLayer:
     )
     # The scale is 1 / √d_head. Each head has its own keys and values.
     scale = (example.Q.shape[1] / example.N_HEADS) ** -0.5
-    inputs = Inputs(
+    inputs = AttentionInputs(
         example.Q,
         example.K,
         example.V,
@@ -131,7 +131,7 @@ def _read_example(heads: Sequence[int] | None) -> OneLayer:
     return OneLayer(text, ("encoder", 0), tuple(chosen), tokens, tokens, inputs, run_of_example())
 
 
-def _inputs_of(around: Surroundings) -> Inputs:
+def _inputs_of(around: ProjectedAttention) -> AttentionInputs:
     """Return the inputs of an attention in float64."""
     from attnscope.core.attention.seam import allowed
 
@@ -140,7 +140,7 @@ def _inputs_of(around: Surroundings) -> Inputs:
     mask = allowed(call)
     if mask is not None and mask.all():
         mask = None
-    return Inputs(
+    return AttentionInputs(
         Q=_join_heads(call.query),
         K=_join_heads(call.key),
         V=_join_heads(call.value),

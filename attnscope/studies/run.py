@@ -1,7 +1,8 @@
 """Go over texts once, and add up what a study measures on them.
 
 A study brings a `Measurer`. It cuts a block of texts into batches, runs the model on each batch, and adds what it
-measured to a `Part`: the sums over the texts of one block. Parts of different blocks merge. This loop does all the
+measured to a `PartialSums`: the sums over the texts of one block. Parts of different blocks merge. This loop does all
+the
 rest: it leaves out copies of texts, halves batches that do not fit into memory, reports progress, keeps the finished
 blocks after Ctrl-C or a failure, and shares blocks among workers (`studies.workers`). It knows no measure.
 """
@@ -15,21 +16,21 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Generic, Self, TypeVar
 
-from attnscope.corpus import Copies, Problem, blocks, distinct
+from attnscope.corpus import CopyFilter, Problem, blocks, distinct
 from attnscope.errors import AttnscopeError, amount, is_out_of_memory
 from attnscope.host import delay_interrupts
-from attnscope.models.info import ModelInfo, run_of
+from attnscope.models.info import ModelInfo, run_facts
 from attnscope.models.model import MixedLengthsError, Model, Tokenizer
-from attnscope.studies.failures import LeftOut, Place, failure
+from attnscope.studies.failures import BrokenAt, BrokenTexts, failure
 from attnscope.studies.inputs.texts import (
     Progress,
-    Report,
+    ReportProgress,
     Texts,
     UnknownWords,
     describe_texts,
     share_read,
 )
-from attnscope.studies.workers import Outcome, Workers
+from attnscope.studies.workers import BlockOutcome, Workers
 
 STEP = "the study of a later text"
 """The name of the loop in the record of a failure, if the study gives it none."""
@@ -41,7 +42,7 @@ R = TypeVar("R")
 
 
 @dataclass(kw_only=True, eq=False)
-class Part:
+class PartialSums:
     """Hold sums over some texts. A study adds fields: numbers, tuples, objects with `merge`, and mappings of these.
 
     Fields whose names begin with an underscore serve one block while it is measured. They are not merged.
@@ -62,8 +63,8 @@ class Part:
     n_texts: int = 0
     n_tokens: int = 0
     n_chunked: int = 0
-    broken: dict[int, Place] = field(default_factory=dict)
-    left_out: LeftOut = LeftOut()
+    broken: dict[int, BrokenAt] = field(default_factory=dict)
+    left_out: BrokenTexts = BrokenTexts()
     n_halved: int = 0
     unknown: UnknownWords = UnknownWords()
     _n_rows: Counter[int] = field(default_factory=Counter)
@@ -111,7 +112,7 @@ def _add(first: Any, second: Any) -> Any:
     return first.merge(second)
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=PartialSums)
 
 
 class Measurer(ABC, Generic[P]):
@@ -159,7 +160,7 @@ class Measurer(ABC, Generic[P]):
 
 
 @dataclass
-class Run(Generic[P]):
+class CorpusRun(Generic[P]):
     """Hold the sums over a corpus, and what happened on the way.
 
     Attributes:
@@ -186,7 +187,7 @@ class Run(Generic[P]):
 
     def about(self, info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         """Return what a record holds as its `run`: the model, notes and failures."""
-        about = run_of(info, [*notes, *self.notes])
+        about = run_facts(info, [*notes, *self.notes])
         if self.failures:
             about["failures"] = self.failures
         return about
@@ -216,7 +217,7 @@ def run(
     *,
     block_size: int,
     **options: Any,
-) -> Run[P]:
+) -> CorpusRun[P]:
     """Cut a corpus into blocks, and measure them. Copies of earlier texts are left out and counted.
 
     Args:
@@ -227,7 +228,7 @@ def run(
         block_size: The most texts of a block.
         options: `workers`, `report` and `step` of `run_blocks`.
     """
-    copies = Copies()
+    copies = CopyFilter()
     result = run_blocks(
         measurer,
         models,
@@ -248,9 +249,9 @@ def run_blocks(
     *,
     share: Callable[[Any], float | None],
     workers: Sequence[Workers] | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     step: str = STEP,
-) -> Run[P]:
+) -> CorpusRun[P]:
     """Measure blocks, and merge their parts in the order of the blocks.
 
     If Ctrl-C or an error ends the loop, the finished blocks are kept. If Ctrl-C comes within the first block, its
@@ -270,7 +271,7 @@ def run_blocks(
         AttnscopeError: No worker could begin.
         Exception: Any other error, if it comes before a block with texts is done.
     """
-    result = Run(empty)
+    result = CorpusRun(empty)
     sums = _SumsInOrder(empty)
     # How much of the corpus had been read before the first block, and after each block.
     shares_read: list[float | None] = [0.0]
@@ -378,7 +379,7 @@ class _SumsInOrder(Generic[P]):
 
 def _measure_here(
     measurer: Measurer[P], all_blocks: Iterable[Any], report: Callable[[int, float, P], None]
-) -> Generator[Outcome, None, None]:
+) -> Generator[BlockOutcome, None, None]:
     """Measure blocks in this process, one after the other, and yield the part of each.
 
     A block that Ctrl-C cuts off is dropped, unless there would be no text at all without it.
@@ -405,7 +406,7 @@ def _measure_here(
             interruption = error
         done = _finish(measurer, block, part)
         n_texts += done.n_texts
-        yield Outcome(number, block, done)
+        yield BlockOutcome(number, block, done)
         if interruption is not None:
             # A note is due, unless Ctrl-C came after the last text.
             n_all = len(block.texts)
@@ -438,15 +439,15 @@ def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
     finished = measurer.finish(part)
     merged_fields = finished.lasting_fields() | {
         "broken": {},
-        "left_out": LeftOut.of(block.texts, part.broken),
-        "n_halved": int(measurer.halver.most_tokens is not None),
+        "left_out": BrokenTexts.of(block.texts, part.broken),
+        "n_halved": int(measurer.halver.max_batch_tokens is not None),
     }
     return type(part)(**merged_fields)
 
 
 @dataclass(eq=False)
 class _WorkerFunction(Generic[P]):
-    """Measure blocks in a worker. It is pickled before `load`, as a `studies.workers.Function`.
+    """Measure blocks in a worker. It is pickled before `load`, as a `studies.workers.WorkerFunction`.
 
     Attributes:
         loaders: A function for each model, which loads it.
@@ -480,11 +481,11 @@ class BatchHalver:
     halved too. Results agree up to rounding, since torch may sum batches of another shape in another order.
 
     Attributes:
-        most_tokens: The most tokens, padding included, of several texts that are tried together; None = no limit yet.
+        max_batch_tokens: The most tokens, padding included, of several texts that are tried together; None = no limit yet.
     """
 
     def __init__(self) -> None:
-        self.most_tokens: int | None = None
+        self.max_batch_tokens: int | None = None
 
     def run(self, batch: Sequence[Any], do: Callable[[Any], R]) -> Iterator[tuple[Sequence[Any], R]]:
         """Call `do` with a batch, or with pieces of it that fit; yield each piece and its result.
@@ -495,7 +496,7 @@ class BatchHalver:
         n_tokens = padded_size(batch)
         is_single = len(batch) < 2
         # Try the whole batch, unless as many tokens did not fit before. A single text is always tried.
-        if is_single or self.most_tokens is None or n_tokens <= self.most_tokens:
+        if is_single or self.max_batch_tokens is None or n_tokens <= self.max_batch_tokens:
             is_memory_full = False
             try:
                 result = do(batch)
@@ -512,7 +513,7 @@ class BatchHalver:
             # Now the exception is gone, and with it its frames, which held the tensors that filled the memory.
             if is_memory_full:
                 _empty_cache()
-                self.most_tokens = max(1, n_tokens // 2)
+                self.max_batch_tokens = max(1, n_tokens // 2)
         if is_single:
             raise AttnscopeError(
                 f"one text of {n_tokens:,} tokens does not fit into memory",

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention.calls import keep_calls
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.models.model import Batch, Model
 
-Attention = AttentionCall | Tensor
+KeptAttention = AttentionCall | Tensor
 """The attention of a layer on a batch: the call of the seam, the function that computes attention in every model.
 
 For a model whose attention does not pass the seam, it is the weights, (batch, head, query, key).
@@ -24,15 +24,15 @@ def keep_attention(
     """Run a model on a batch without gradients; return the attention of some layers, or of all (None).
 
     Returns:
-        Kind of attention → layer → `Attention`.
+        Kind of attention → layer → `KeptAttention`.
     """
     # Without the seam there are no calls to keep.
-    probe = Weights(layers) if model.info.path == "eager" else keep_calls(layers)
+    probe = WeightsRecorder(layers) if model.info.path == "eager" else keep_calls(layers)
     with torch.no_grad():
         model.run(batch.to(model.info.device), probe)
     return probe.maps
 
 
-def count_heads(attention: Attention) -> int:
+def count_heads(attention: KeptAttention) -> int:
     """Return how many query heads a layer has."""
     return attention.shape[1] if isinstance(attention, Tensor) else attention.n_heads

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core import splitting
-from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.stepwise import Inputs
+from attnscope.core.plain_torch import with_default_torch
+from attnscope.core.stepwise import AttentionInputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.split import Split, SplitOptions
@@ -19,11 +19,11 @@ from attnscope.results.table import Table
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.one_layer import read_layer
 
-_MOST_WEIGHTS = 20_000_000
+_MAX_WEIGHTS = 20_000_000
 """How many weights all heads may have together, since all are held at once."""
 
 
-@with_plain_torch
+@with_default_torch
 def split(
     model: Model | None = None,
     text: str | Prompt | None = None,
@@ -99,7 +99,7 @@ def split(
     return Split(layer_run.run, {}, {"text": layer_run.text, "d_model": d_model}, tables, arrays)
 
 
-def _require_fit(name: str, inputs: Inputs, counts: tuple[int, ...]) -> None:
+def _require_fit(name: str, inputs: AttentionInputs, counts: tuple[int, ...]) -> None:
     """Refuse layers whose heads differ in more than their columns, and numbers of heads that do not divide d_model.
 
     Args:
@@ -126,7 +126,7 @@ def _require_fit(name: str, inputs: Inputs, counts: tuple[int, ...]) -> None:
         raise AttnscopeError(f"{name} masks its heads each in its own way", "choose another model")
     n_queries, d_model = inputs.Q.shape
     n_weights = sum(counts) * n_queries * len(inputs.K)
-    if n_weights > _MOST_WEIGHTS:
+    if n_weights > _MAX_WEIGHTS:
         raise AttnscopeError(
             f"the weights of {sum(counts)} heads on {n_queries} tokens are {n_weights:,} numbers",
             "choose fewer heads (--counts) or a shorter text",

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core import stepwise
-from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.stepwise import Inputs
-from attnscope.errors import AttnscopeError, UsageError, require_rounding
+from attnscope.core.plain_torch import with_default_torch
+from attnscope.core.stepwise import AttentionInputs
+from attnscope.errors import AttnscopeError, UsageError, require_close
 from attnscope.models.model import Model
 from attnscope.questions.trace import HEAD_STEPS, INPUTS, Trace, TraceOptions
 from attnscope.results.table import Table
@@ -26,11 +26,11 @@ from attnscope.studies.inputs.reading import Prompt, position_of
 from attnscope.studies.one_layer import array_of, read_layer
 
 if TYPE_CHECKING:
-    from attnscope.models.inside.projections import Surroundings
+    from attnscope.models.inside.projections import ProjectedAttention
 
 Array = NDArray[np.float64]
 
-_MOST_SCORES = 50_000_000
+_MAX_SCORES = 50_000_000
 """How many scores, heads x queries x keys, a trace may have."""
 
 
@@ -53,7 +53,7 @@ def study(
     return trace(model, prompt, layer, options.heads, query=options.query, kind=options.kind)
 
 
-@with_plain_torch
+@with_default_torch
 def trace(
     model: Model | None = None,
     text: str | Prompt | None = None,
@@ -95,7 +95,7 @@ def trace(
         traced = [query_position]
     # The scores of a long text are too much to read, and may be too much for the memory.
     n_scores = len(traced) * len(keys) * len(chosen)
-    if n_scores > _MOST_SCORES:
+    if n_scores > _MAX_SCORES:
         raise AttnscopeError(
             f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are {n_scores:,} "
             "numbers",
@@ -147,7 +147,7 @@ def trace(
 
 
 def _grids_of(
-    lines: Sequence[stepwise.Line], values: Sequence[Array], *, one_query: bool
+    lines: Sequence[stepwise.Step], values: Sequence[Array], *, one_query: bool
 ) -> dict[str, Any]:
     """Return the values of each step by its name: (head, …) for steps of single heads, such as "weights".
 
@@ -169,12 +169,12 @@ def _grids_of(
 # The kernel that the steps are compared with ------------------------------------------------------------------------
 
 
-def _run_example(inputs: Inputs) -> Surroundings:
+def _run_example(inputs: AttentionInputs) -> ProjectedAttention:
     """Return the worked example in the form of a model's attention, computed by the kernel in float32."""
     import torch
 
     from attnscope.core.attention.seam import AttentionCall, attend
-    from attnscope.models.inside.projections import Surroundings
+    from attnscope.models.inside.projections import ProjectedAttention
 
     # (3, token, d_model) → (3, 1, head, token, d_head), for Q, K and V at once.
     joined = torch.tensor(np.stack([inputs.Q, inputs.K, inputs.V]), dtype=torch.float32)
@@ -184,7 +184,7 @@ def _run_example(inputs: Inputs) -> Surroundings:
     note = (
         "no projections: heads take columns of Q, K and V as they stand, and joined they are the output"
     )
-    return Surroundings(call, output, attended=output[0].transpose(0, 1).flatten(1), notes=(note,))
+    return ProjectedAttention(call, output, attended=output[0].transpose(0, 1).flatten(1), notes=(note,))
 
 
 class _Kernel(NamedTuple):
@@ -205,7 +205,7 @@ class _Kernel(NamedTuple):
     eps: float
 
 
-def _kernel_of(around: Surroundings) -> _Kernel:
+def _kernel_of(around: ProjectedAttention) -> _Kernel:
     """Return what the kernel of an attention computes."""
     import torch
 
@@ -227,7 +227,7 @@ def _kernel_of(around: Surroundings) -> _Kernel:
 def _check(
     grids: Mapping[str, Array],
     kernel: _Kernel,
-    inputs: Inputs,
+    inputs: AttentionInputs,
     heads: tuple[int, ...],
     traced: list[int],
 ) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def _check(
         if last == "output":
             projected = difference
     for name, difference, allowed in differences:
-        require_rounding(
+        require_close(
             f"the steps do not reproduce what the model computed: {name} differ from {kernel.name}",
             difference,
             allowed,
@@ -283,7 +283,7 @@ def _check(
     }
 
 
-def _rounding_projected(joined: Array, inputs: Inputs, eps: float, rounding: float) -> float:
+def _rounding_projected(joined: Array, inputs: AttentionInputs, eps: float, rounding: float) -> float:
     """Return how much rounding may change the output after W_O: that of the heads' outputs, and that of its own sums.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnscope.core.attention.precision import in_float64
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_rows
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.weights import (
     composition_shares,
     concentration,
@@ -26,9 +26,9 @@ from attnscope.core.weights import (
     sender_factors,
     singular_directions,
 )
-from attnscope.models.info import run_of
+from attnscope.models.info import run_facts
 from attnscope.models.inside.projections import hooks
-from attnscope.models.inside.stream import Stream, stream_of
+from attnscope.models.inside.stream import ResidualStream, stream_of
 from attnscope.models.model import Batch, Model
 from attnscope.questions.weights import (
     INPUT_LETTERS,
@@ -59,7 +59,7 @@ Maps = Mapping[str, tuple[Tensor, Tensor]]
 """The two factors of each map of a layer, by its name: (head, d_model, d_head) and (head, d_head, d_model)."""
 
 
-@with_plain_torch
+@with_default_torch
 def weights(
     model: Model,
     options: WeightsOptions | None = None,
@@ -108,7 +108,7 @@ class _Vocabulary:
 class _Weights:
     """Turn the weights of a model into a result, layer by layer."""
 
-    def __init__(self, model: Model, stream: Stream, options: WeightsOptions) -> None:
+    def __init__(self, model: Model, stream: ResidualStream, options: WeightsOptions) -> None:
         self._model = model
         self._stream = stream
         self._seed = options.seed
@@ -187,7 +187,7 @@ class _Weights:
         }
         directions = sorted(self._directions, key=lambda row: int(row["head"]))
         tables = {"heads": table, "directions": Table.of(HeadWeights.TABLES["directions"], directions)}
-        run = run_of(self._model.info, self._notes)
+        run = run_facts(self._model.info, self._notes)
         run["seed"] = self._seed
         # Weights are of no corpus.
         return HeadWeights(run, corpus={}, options=options, tables=tables, grids=arrays)

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from attnscope.core.attention.seam import attention_weights, select_heads
-from attnscope.core.plain_torch import with_plain_torch
-from attnscope.errors import AttnscopeError, require_rounding
+from attnscope.core.plain_torch import with_default_torch
+from attnscope.errors import AttnscopeError, require_close
 from attnscope.models.info import require_seam
-from attnscope.models.inside.linear_runs import Part, ScoreRun
+from attnscope.models.inside.linear_runs import ModelPart, ScoreRun
 from attnscope.models.model import Model
 from attnscope.questions.why import Why
 from attnscope.results.table import Floats, Table
@@ -25,7 +25,7 @@ ROUNDING = 16
 """How far the sum may be from the score, in units of eps times the size of its terms; on 30 families at most 4."""
 
 
-@with_plain_torch
+@with_default_torch
 def why(
     model: Model,
     text: str | Prompt,
@@ -110,7 +110,7 @@ def why(
     }
     tables = {"parts": parts, "score": Table.of(Why.TABLES["score"], [score])}
     result = Why(layer_run.run, {"text": layer_run.text}, {}, tables, {"pairs": pairs})
-    require_rounding(
+    require_close(
         f"something else adds to the stream of {model.info.name}: the score of {result.name} differs from the sum of "
         "what its heads, its feed-forward networks, its embeddings and biases add",
         result.discrepancy,
@@ -223,7 +223,7 @@ def _parts_and_pairs(
     return table, pairs
 
 
-def _order_of(part: Part) -> tuple[bool, int, int, int, str]:
+def _order_of(part: ModelPart) -> tuple[bool, int, int, int, str]:
     """Return a sort key for parts: embeddings, then layer by layer its heads and its network, then biases."""
     kinds = ("embedding", "head", "MLP", "bias")
     return part.kind == "bias", part.layer, kinds.index(part.kind), part.head, part.name

@@ -42,7 +42,7 @@ ExecutorName = Literal["local", "ray"]
 
 _Worker: TypeAlias = "_Process | _Actor"
 
-MOST_COUNT = 4096
+MAX_COUNT = 4096
 """The most workers or threads; a larger number is taken for a typing mistake."""
 
 RUNS = 3
@@ -78,8 +78,8 @@ class Workers:
     def __post_init__(self) -> None:
         require_choice("executor", self.executor, get_args(ExecutorName))
         for name, number in (("workers", self.n), ("threads", self.threads)):
-            if number is not None and not 1 <= number <= MOST_COUNT:
-                raise UsageError(f"--{name} is {number:,}", f"it must be from 1 to {MOST_COUNT:,}")
+            if number is not None and not 1 <= number <= MAX_COUNT:
+                raise UsageError(f"--{name} is {number:,}", f"it must be from 1 to {MAX_COUNT:,}")
 
     def executor_on(self, device: str) -> Executor:
         """Return the executor for a model on a device; on Ray, each worker of a CUDA device claims a GPU."""
@@ -137,7 +137,7 @@ def _load_same(
 # Executors
 
 
-class Function(Protocol):
+class WorkerFunction(Protocol):
     """Describe the function that workers run. Each gets a pickled copy, and keeps it for all of its blocks."""
 
     def load(self) -> None:
@@ -148,7 +148,7 @@ class Function(Protocol):
 
 
 @dataclass
-class Outcome:
+class BlockOutcome:
     """Hold a block and, once it was run, its result.
 
     Attributes:
@@ -170,10 +170,14 @@ class Executor(ABC):
     """Run blocks in processes somewhere, one per worker."""
 
     @abstractmethod
-    def _open(self, function: Function) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
+    def _open(
+        self, function: WorkerFunction
+    ) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
         """Yield how many workers may run at a time, and a function that starts one."""
 
-    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome, None, None]:
+    def map_blocks(
+        self, function: WorkerFunction, blocks: Iterable[Any]
+    ) -> Generator[BlockOutcome, None, None]:
         """Run a function over blocks, and yield each with its result as soon as it is done, in any order.
 
         Blocks are read as workers need them. After Ctrl-C, the finished blocks are yielded, and then KeyboardInterrupt
@@ -183,15 +187,15 @@ class Executor(ABC):
             AttnscopeError: The function raised it, or no worker could begin.
         """
         # A task is the outcome of a block, which is filled in once it is done.
-        unread = (Outcome(number, block) for number, block in enumerate(blocks))
+        unread = (BlockOutcome(number, block) for number, block in enumerate(blocks))
         # Blocks that wait for a worker.
-        waiting: list[Outcome] = []
+        waiting: list[BlockOutcome] = []
         # All workers, and those that wait for a block.
         started: list[_Worker] = []
         idle: list[_Worker] = []
         # The workers that load the function, and those at work on a block, each by the future of what it does.
         loading: dict[Future[Any], _Worker] = {}
-        busy: dict[Future[Any], tuple[_Worker, Outcome]] = {}
+        busy: dict[Future[Any], tuple[_Worker, BlockOutcome]] = {}
         n_failed_starts = 0
         with self._open(function) as (n_workers, start):
             try:
@@ -276,7 +280,7 @@ class _Server:
 
     def __init__(self, pickled: bytes) -> None:
         tame_matplotlib()
-        self._function: Function = pickle.loads(pickled)
+        self._function: WorkerFunction = pickle.loads(pickled)
 
     def run(self, block: Any) -> Any:
         """Return the result of a block; for LOAD, load what all blocks need."""
@@ -294,7 +298,7 @@ class Processes(Executor):
     n_threads: int
 
     @contextmanager
-    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Worker]]]:
+    def _open(self, function: WorkerFunction) -> Iterator[tuple[int, Callable[[], _Worker]]]:
         pickled = pickle.dumps(function)
         yield self.n_workers, lambda: _Process(self.n_threads, pickled)
 
@@ -410,7 +414,7 @@ class RayCluster(Executor):
     on_gpu: bool = False
 
     @contextmanager
-    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Worker]]]:
+    def _open(self, function: WorkerFunction) -> Iterator[tuple[int, Callable[[], _Worker]]]:
         with connect(self.address) as ray:
             n_workers = self._count_workers(ray.cluster_resources())
             actor = ray.remote(

@@ -19,20 +19,20 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import RESTING, blocks_of
-from attnscope.studies.describe.rows import Group, frequent_words, join_rows, text_facts
-from attnscope.studies.describe.study import Fitted, active_losses, fit_group
+from attnscope.studies.describe.rows import HeadGroup, frequent_words, join_rows, text_facts
+from attnscope.studies.describe.study import FittedGroup, active_losses, fit_group
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 from benchmarks.sampling import read_sample
 
 if TYPE_CHECKING:
-    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.probes import LayerKey
     from attnscope.core.descriptions import Description
-    from attnscope.core.sampled_rows import Column
+    from attnscope.core.sampled_rows import FittedFeature
 
 Singles = NDArray[np.float32]
 
-MOST_KEPT = 2**21
+MAX_KEPT = 2**21
 """Pairs of a query and a key whose features are kept, a byte for each of about 120."""
 
 
@@ -61,7 +61,7 @@ class Expectations:
     """
 
     model: Model
-    fits: tuple[Fitted, ...]
+    fits: tuple[FittedGroup, ...]
     counts: NDArray[np.int64]
     frequent: NDArray[np.int64]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
@@ -69,7 +69,7 @@ class Expectations:
         default_factory=OrderedDict, repr=False
     )
 
-    def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
+    def scores(self, tokens: Tokens, place: LayerKey, head: int, allowed: NDArray[np.bool_]) -> Singles:
         """Return the logarithm of the weights that a head's description expects, up to a constant of each query.
 
         Resting keys have the score of the head's rest. All others together have that of one key times their number,
@@ -97,7 +97,9 @@ class Expectations:
         scores: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
         return scores
 
-    def terms(self, tokens: Tokens, place: Place, head: int) -> list[tuple[float, NDArray[np.float64]]]:
+    def terms(
+        self, tokens: Tokens, place: LayerKey, head: int
+    ) -> list[tuple[float, NDArray[np.float64]]]:
         """Return what a head attends to when it attends: the weight of each term, and its values, (query, key).
 
         Values are 0 to 1; 0 on the keys on which heads rest.
@@ -114,7 +116,7 @@ class Expectations:
             for feature, block in zip(group.features, text.features, strict=True)
         }
 
-    def _find(self, place: Place, head: int) -> tuple[int, int]:
+    def _find(self, place: LayerKey, head: int) -> tuple[int, int]:
         for which, fit in enumerate(self.fits):
             if fit.group.kind == place[0] and (place[1], head) in fit.group.heads:
                 return which, fit.group.heads.index((place[1], head))
@@ -124,7 +126,7 @@ class Expectations:
         # The tokens are kept too: another text could get the number of one that is gone.
         by_group = self._texts.setdefault(id(tokens), (tokens, {}))[1]
         self._texts.move_to_end(id(tokens))
-        while len(self._texts) > 1 and sum(len(of) ** 2 for of, _ in self._texts.values()) > MOST_KEPT:
+        while len(self._texts) > 1 and sum(len(of) ** 2 for of, _ in self._texts.values()) > MAX_KEPT:
             self._texts.popitem(last=False)
         if which not in by_group:
             group = self.fits[which].group
@@ -135,7 +137,9 @@ class Expectations:
         return by_group[which]
 
     @staticmethod
-    def _attended(fit: Fitted, number: int, text: _Text) -> Iterator[tuple[float, NDArray[np.float64]]]:
+    def _attended(
+        fit: FittedGroup, number: int, text: _Text
+    ) -> Iterator[tuple[float, NDArray[np.float64]]]:
         """Yield the terms of what a head attends to when it attends."""
         group = fit.group
         return _values_of_terms(
@@ -158,8 +162,8 @@ def _sum_terms(terms: Iterable[tuple[float, NDArray[np.float64]]], n: int) -> ND
 
 def _values_of_terms(
     description: Description,
-    columns: Sequence[Column],
-    group: Group,
+    columns: Sequence[FittedFeature],
+    group: HeadGroup,
     text: _Text,
     shared: Sequence[int],
 ) -> Iterator[tuple[float, NDArray[np.float64]]]:

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.known.truth import KnownModel, Place, Text, Truth, offset
 
 ROOT = Path(__file__).resolve().parents[2]
-N_TEXTS, N_HELD_OUT, MOST_WORDS = 40, 12, 60
+N_TEXTS, N_HELD_OUT, MAX_WORDS = 40, 12, 60
 LEAST = 0.6
 PUBLISHED: dict[str, dict[Place, int]] = {"minilm": {(0, 2): -1, (1, 8): 1}}
 
@@ -24,7 +24,7 @@ def known_model(name: str) -> KnownModel:
 
     model = attnscope.load(name)
     corpus = attnscope.Corpus([ROOT / "sample_texts" / "alice.txt"], split="paragraph")
-    texts = [_text(model, " ".join((text.text or "").split()[:MOST_WORDS])) for text in corpus]
+    texts = [_text(model, " ".join((text.text or "").split()[:MAX_WORDS])) for text in corpus]
     texts = [text for text in texts if text.n > 12][: N_TEXTS + N_HELD_OUT]
     causal = model.info.kinds[0] == "decoder"
     known = PUBLISHED.get(name) or _previous_token_heads(name, [text.written for text in texts[:8]])

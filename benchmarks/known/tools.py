@@ -91,7 +91,7 @@ class Attnscope:
     def answer(self, known: KnownModel, attention: Sequence[Floats]) -> Mapping[Place, Answer]:
         """One run of `attnscope.heads` with descriptions, and its terms as functions of texts."""
         import attnscope
-        from attnscope.studies.describe.study import LEAST_MENTIONED
+        from attnscope.studies.describe.study import MIN_MENTIONED
 
         options = attnscope.HeadsOptions(describe=attnscope.DescribeOptions())
         findings = attnscope.heads(known.model, [text.written for text in known.texts], options)
@@ -103,7 +103,7 @@ class Attnscope:
             line, share = str(heads["description"][row]), heads["active_share"][row]
             answers[layer, head] = Answer(
                 line,
-                expected.named((layer, head)) if share >= LEAST_MENTIONED else (),
+                expected.named((layer, head)) if share >= MIN_MENTIONED else (),
                 bool(share < 0.9),
                 line == "spreads evenly" or "undescribed" in line,
                 expected.prediction((layer, head)),

@@ -28,7 +28,7 @@ TOKEN_SETS = {"digits": digits}
 
 def measures() -> list[Measure]:
     """Return the share of attention that goes to tokens with a digit."""
-    from attnscope.core.catalogue import Keys, Measure
+    from attnscope.core.catalogue import KeyMeasure, Measure
 
     return [
         Measure(
@@ -36,7 +36,7 @@ def measures() -> list[Measure]:
             "attends to numbers",
             "sum of A_qk over k with a digit",
             "this example",
-            Keys("digits"),
+            KeyMeasure("digits"),
         )
     ]
 

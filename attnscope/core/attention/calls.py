@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.core.attention.probes import HeadReader, Weights
+from attnscope.core.attention.probes import HeadRecorder, WeightsRecorder
 from attnscope.core.attention.seam import (
     AttentionCall,
     Kind,
@@ -25,7 +25,7 @@ from attnscope.core.attention.seam import (
 )
 
 
-def keep_calls(layers: Sequence[int] | None) -> HeadReader[AttentionCall]:
+def keep_calls(layers: Sequence[int] | None) -> HeadRecorder[AttentionCall]:
     """Return a probe that keeps each call, detached and with values of width 0: memory is linear in queries and keys.
 
     `layers` are counted within their kind from 0; None = all.
@@ -36,7 +36,7 @@ def keep_calls(layers: Sequence[int] | None) -> HeadReader[AttentionCall]:
         key = call.key.detach()
         return replace(call, query=query, key=key, value=key[..., :0], dropout_p=0.0)
 
-    return HeadReader(keep, layers, attend=attend)
+    return HeadRecorder(keep, layers, attend=attend)
 
 
 def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
@@ -91,8 +91,8 @@ def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
     return bool((a == b).all())
 
 
-class WeightsBesideFullWidth(Weights):
-    """Keep the weights of the heads as `Weights` does, and those of the layer's single head of full width.
+class WeightsBesideFullWidth(WeightsRecorder):
+    """Keep the weights of the heads as `WeightsRecorder` does, and those of the layer's single head of full width.
 
     Weights that a model computed without the seam (`keep`) come without queries and keys: for these layers `full` has
     no entry.

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
-from attnscope.core.attention.tiles import Block, tiles
+from attnscope.core.attention.tiles import TileBounds, tiles
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class PoolingGrid:
     """Set the size of the cells, and which links are kept.
 
     Attributes:
@@ -61,7 +61,7 @@ class PooledAttention:
 
 
 @torch.no_grad()
-def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
+def pool_attention(call: AttentionCall, grid: PoolingGrid) -> PooledAttention:
     """Pool an attention, and return the results on the CPU.
 
     Q and K are the queries and keys of a cell, and n_Q is how many queries of Q may attend to anything:
@@ -141,8 +141,8 @@ class _Links:
 
     def add(
         self,
-        grid: Grid,
-        block: Block,
+        grid: PoolingGrid,
+        block: TileBounds,
         weights: Tensor,
     ) -> None:
         """Merge the largest far weights of a tile, (text, head, query, key); sets those that are no links to 0."""

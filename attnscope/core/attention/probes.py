@@ -20,18 +20,18 @@ from attnscope.core.attention.seam import (
     attend,
     attend_with_weights,
     attention_weights,
-    refuse_second,
+    require_first_visit,
     select_heads,
 )
 from attnscope.core.attention.tiles import attend_lean, tiles
 
 Kept = TypeVar("Kept")
 
-Place = tuple[Kind, int]
+LayerKey = tuple[Kind, int]
 """One attention of a model: its kind, and its layer within the kind."""
 
 
-class HeadReader(Generic[Kept]):
+class HeadRecorder(Generic[Kept]):
     """Keep what a function reads of the chosen heads in chosen layers; the model's output stays the same.
 
     Other layers cost nothing more. It serves one forward pass at a time: clear `maps` between two.
@@ -93,7 +93,7 @@ class HeadReader(Generic[Kept]):
             return False
         if self.layers is not None and layer not in self.layers:
             return False
-        refuse_second(self.maps, kind, layer)
+        require_first_visit(self.maps, kind, layer)
         for head in self.heads or ():
             if head >= n_heads:
                 raise ValueError(
@@ -102,13 +102,13 @@ class HeadReader(Generic[Kept]):
         return True
 
 
-class Weights(HeadReader[Tensor]):
+class WeightsRecorder(HeadRecorder[Tensor]):
     """Keep the attention weights of chosen layers and heads; gradients flow through the output.
 
     Args:
-        layers: As for `HeadReader`.
-        heads: As for `HeadReader`.
-        kinds: As for `HeadReader`.
+        layers: As for `HeadRecorder`.
+        heads: As for `HeadRecorder`.
+        kinds: As for `HeadRecorder`.
 
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key), as `attention_weights`
@@ -175,7 +175,7 @@ def key_sums(
     return sums
 
 
-class Gate:
+class HeadGate:
     """Multiply each head's output by a number, before the output projection mixes the heads.
 
         o'_h = xi_h * o_h + (1 - xi_h) * m_h
@@ -199,8 +199,8 @@ class Gate:
 
     def __init__(
         self,
-        factors: Mapping[Place, Tensor],
-        stand_ins: Mapping[Place, Tensor] | None = None,
+        factors: Mapping[LayerKey, Tensor],
+        stand_ins: Mapping[LayerKey, Tensor] | None = None,
         compute: Callable[[AttentionCall], Tensor] = attend,
     ) -> None:
         self.factors = dict(factors)

@@ -15,7 +15,7 @@ from attnscope.core.attention.seam import (
     Kind,
     Probe,
     attention_weights,
-    refuse_second,
+    require_first_visit,
     select_rows,
 )
 from attnscope.core.attention.tiles import attend_lean
@@ -39,7 +39,7 @@ def rows_of(
     n_texts = len(call.query[texts])
     row_elements = max(n_texts * call.n_heads * call.key.shape[2], 1)
     elements = tiles.tile_elements(call.query.device)
-    queries_at_once = max(elements // row_elements, tiles.LEAST_QUERIES)
+    queries_at_once = max(elements // row_elements, tiles.MIN_QUERIES)
     parts = []
     for some_queries in queries.split(queries_at_once):  # type: ignore[no-untyped-call]
         weights = attention_weights(select_rows(call, texts, some_queries))
@@ -135,11 +135,11 @@ class RowSamples:
                 continue
             queries, n_keys = wanted
             rows = self.rows[text].setdefault(kind, SampledRows())
-            refuse_second({kind: rows.weights}, kind, layer)
+            require_first_visit({kind: rows.weights}, kind, layer)
             weight_parts = []
             allowed_parts = []
             # A few rows at a time in float32: all rows and heads of a long text would be as large as a map.
-            for some_queries in torch.from_numpy(queries).split(tiles.LEAST_QUERIES):  # type: ignore[no-untyped-call]
+            for some_queries in torch.from_numpy(queries).split(tiles.MIN_QUERIES):  # type: ignore[no-untyped-call]
                 weights, allowed = read_rows(attention, kind, text, some_queries, n_keys)
                 # Divide (row, head, key) by the sums of rows; rows of zeros stay zeros.
                 weights = weights.movedim(1, 0).float()

@@ -123,7 +123,7 @@ Probe = Callable[[AttentionCall], Tensor]
 """A function that computes an attention: call -> output, (batch, n_heads, query, d_value), in the values' dtype."""
 
 
-def refuse_second(
+def require_first_visit(
     seen: Mapping[Kind, Mapping[int, object]],
     kind: Kind,
     layer: int,
@@ -182,7 +182,7 @@ def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] 
         write into it.
     """
     queries, keys = _positions(call)
-    return mask_within_reach(call.mask, queries, keys, call.is_causal, call.window)
+    return visible_mask(call.mask, queries, keys, call.is_causal, call.window)
 
 
 def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
@@ -193,7 +193,7 @@ def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, 
     return queries, keys
 
 
-def mask_within_reach(
+def visible_mask(
     mask: Tensor | None,
     queries: Int[Tensor, " query"],
     keys: Int[Tensor, " key"],
@@ -294,11 +294,11 @@ def attend_with_weights(
     weights = attention_weights(call)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
     with torch.autocast(call.query.device.type, enabled=False):
-        output = times_values(dropped, call.value.to(weights.dtype))
+        output = weighted_values(dropped, call.value.to(weights.dtype))
     return output.to(call.value.dtype), weights
 
 
-def times_values(
+def weighted_values(
     weights: Float[Tensor, "batch n_heads query key"],
     values: Float[Tensor, "batch n_kv_heads key width"],
 ) -> Float[Tensor, "batch n_heads query width"]:
@@ -355,7 +355,7 @@ def select_rows(
         query=call.query[texts][:, :, queries],
         key=call.key[texts],
         value=call.value[texts],
-        mask=mask_within_reach(select(call.mask), queries, keys, call.is_causal, call.window),
+        mask=visible_mask(select(call.mask), queries, keys, call.is_causal, call.window),
         bias=select(call.bias),
         is_causal=False,
         window=None,

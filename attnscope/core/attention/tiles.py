@@ -13,21 +13,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnscope.core.attention.seam import AttentionCall, attend, mask_within_reach, times_values
+from attnscope.core.attention.seam import AttentionCall, attend, visible_mask, weighted_values
 
 TILE_ELEMENTS = 1_600_000
 """About how many weights one tile holds: with its scores they take 13 MB in float32. A MiniLM forward pass with every
 measure, on texts of 500 tokens and one core, is fastest so: tiles of 0.1 million weights take 1.7 times as long, those
 of 0.4 million and of 3 million 1.1 times."""
 
-MOST_ELEMENTS_ON_GPU = 256_000_000
+MAX_ELEMENTS_ON_GPU = 256_000_000
 """The most weights of one tile on a CUDA device. There a tile costs milliseconds of kernel launches, whatever its size:
 with tiles of 16 million weights a text of 16,384 tokens takes 6 times as long (one H200)."""
 
 GPU_BYTES_PER_ELEMENT = 96
 """Bytes of a GPU's memory for each weight of a tile. The tile and what is computed from it then fill an eighth."""
 
-LEAST_QUERIES = 16
+MIN_QUERIES = 16
 """The fewest queries in one tile, however many keys there are: matrix products of fewer rows are no faster."""
 
 _HIDDEN_SCORE = -1e30
@@ -46,11 +46,11 @@ def tile_elements(device: torch.device) -> int:
     if device.type != "cuda":
         return TILE_ELEMENTS
     memory = torch.cuda.get_device_properties(device).total_memory
-    return min(MOST_ELEMENTS_ON_GPU, memory // GPU_BYTES_PER_ELEMENT)
+    return min(MAX_ELEMENTS_ON_GPU, memory // GPU_BYTES_PER_ELEMENT)
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class TileBounds:
     """Say which texts, queries and keys a tile is of, and which of the keys each query may attend to.
 
     Attributes:
@@ -87,7 +87,7 @@ class Block:
     def allowed(self, device: torch.device) -> Bool[Tensor, "#text #n_heads #query #key"] | None:
         """Return which query may attend to which key, bool; None = each to all."""
         queries, keys = self.positions(device)
-        return mask_within_reach(self.mask, queries, keys, self.is_causal, self.window)
+        return visible_mask(self.mask, queries, keys, self.is_causal, self.window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Tile:
         log_sum: Logarithm of the softmax's denominator, the sink included; None = there are no sinks.
     """
 
-    block: Block
+    block: TileBounds
     scores: Float[Tensor, "text n_heads query key"]
     weights: Float[Tensor, "text n_heads query key"]
     largest_score: Float[Tensor, "text n_heads query 1"]
@@ -135,7 +135,7 @@ def cut_blocks(
     call: AttentionCall,
     elements: int | None = None,
     unit: int | None = None,
-) -> list[Block]:
+) -> list[TileBounds]:
     """Cut an attention into the blocks of its tiles: several short texts each, or a range of a long text's queries.
 
     Blocks depend on the call's mask, causality, window and shapes alone, so layers that share these share the blocks.
@@ -156,7 +156,7 @@ def cut_blocks(
         return []
     elements = tile_elements(call.query.device) if elements is None else elements
     row_elements = max(n_heads * n_keys, 1)
-    queries_per_block = max(elements // row_elements, LEAST_QUERIES)
+    queries_per_block = max(elements // row_elements, MIN_QUERIES)
     # Several whole texts share a block where they fit into it, and are not cut into units.
     unit = min(unit or n_queries, n_queries)
     texts_per_block = 1
@@ -180,7 +180,7 @@ def _cut_block(
     mask: Tensor | None,
     texts: slice,
     queries: slice,
-) -> Block:
+) -> TileBounds:
     """Return the block of some texts and queries, with the smallest range of keys and the least mask that it needs.
 
     `mask` is the call's mask, (batch, #n_heads, #query, key).
@@ -206,14 +206,14 @@ def _cut_block(
     keys = slice(start, stop)
     if start == stop:
         empty = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
-        return Block(texts, queries, keys, empty=empty)
+        return TileBounds(texts, queries, keys, empty=empty)
     # Within the range, keep what still hides keys of some query.
     if mask is not None and mask.all():
         mask = None
-    block = Block(texts, queries, keys, call.is_causal, call.window, mask)
+    block = TileBounds(texts, queries, keys, call.is_causal, call.window, mask)
     allowed = block.allowed(device)
     if allowed is None or allowed.all():
-        return Block(texts, queries, keys)
+        return TileBounds(texts, queries, keys)
     empty = ~allowed.any(-1)
     return replace(block, empty=empty) if empty.any() else block
 
@@ -248,7 +248,7 @@ class Buffers:
 @torch.no_grad()
 def tiles(
     call: AttentionCall,
-    blocks: list[Block] | None = None,
+    blocks: list[TileBounds] | None = None,
     buffers: Buffers | None = None,
 ) -> Iterator[Tile]:
     """Yield the scores and weights of an attention, tile by tile.
@@ -322,7 +322,7 @@ def tiles(
 def attend_in_tiles(
     call: AttentionCall,
     read: Callable[[Tile], None] | None = None,
-    blocks: list[Block] | None = None,
+    blocks: list[TileBounds] | None = None,
     buffers: Buffers | None = None,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Return the output of an attention, and hand each of its tiles to a function on the way.
@@ -344,7 +344,7 @@ def attend_in_tiles(
     for tile in tiles(call, blocks, buffers):
         block = tile.block
         block_values = values[block.texts, :, block.keys]
-        output[block.texts, :, block.queries] = times_values(tile.weights, block_values)
+        output[block.texts, :, block.queries] = weighted_values(tile.weights, block_values)
         if read is not None:
             read(tile)
     return output.to(call.value.dtype)

@@ -30,7 +30,7 @@ from attnscope.models.hf.parts import (
 )
 from attnscope.models.hf.senses.cross_readers import cross_reader, stands_alone
 from attnscope.models.hf.senses.eyes_and_ears import hides_patches
-from attnscope.models.hf.survey import Memory, Survey
+from attnscope.models.hf.survey import AttentionSurvey, SurveyCache
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.model import share_lock
 
@@ -146,7 +146,7 @@ def _build(
     check: bool,
     open_eyes: Callable[[], HuggingFaceModel] | None = None,
     open_viewer: Callable[[], HuggingFaceModel] | None = None,
-    survey: Survey | None = None,
+    survey: AttentionSurvey | None = None,
 ) -> HuggingFaceModel:
     """Return a Model of a transformers model.
 
@@ -162,7 +162,7 @@ def _build(
     # The survey of a model from files may be remembered from an earlier load.
     memory = None
     if survey is None and raw.hashes is not None:
-        memory = Memory(raw.model, base, raw.hashes, again=raw.again)
+        memory = SurveyCache(raw.model, base, raw.hashes, again=raw.again)
         survey = memory.survey(lambda: survey_attention(base, check=check))
     survey = survey or survey_attention(base, check=check)
     return HuggingFaceModel(raw, base, survey, open_eyes, open_viewer, memory)

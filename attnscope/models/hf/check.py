@@ -35,7 +35,7 @@ from attnscope.errors import (
     RoundingError,
     first_line,
     is_out_of_memory,
-    require_rounding,
+    require_close,
 )
 from attnscope.models.devices import name_dtype
 from attnscope.models.hf.eager import (
@@ -57,14 +57,14 @@ from attnscope.models.hf.examples import (
     real_tokens,
 )
 from attnscope.models.hf.parts import count_tokens, hidden_states, max_tokens, standing_arguments
-from attnscope.models.hf.seam import Seen, perform, rehearse
-from attnscope.models.hf.survey import Survey, Unclear, hides_later, read_survey
+from attnscope.models.hf.seam import SeenAttention, run_with_probe, trace_attention
+from attnscope.models.hf.survey import AttentionSurvey, UnclearError, hides_later, read_survey
 
 PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
 """The note where padding changes what a text gets, as with convolutions that reach beyond its end."""
 
 
-def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
+def survey_attention(model: PreTrainedModel, *, check: bool = True) -> AttentionSurvey:
     """Find a model's attention layers, and check that the weights at the seam are the ones it computes.
 
     Args:
@@ -75,7 +75,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
         AttnscopeError: Neither path shows it truly.
     """
     padded, alone = examples(model)
-    seen: Sequence[Seen] = ()
+    seen: Sequence[SeenAttention] = ()
     with torch.no_grad():
         try:
             # The seam path: read the layers off the calls, then compare them with eager.
@@ -96,12 +96,14 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
             return _read_eager(model, padded, alone, _shorten(error), len(seen))
 
 
-def _rehearse(model: PreTrainedModel, padded: Inputs, alone: Inputs) -> tuple[Any, Sequence[Seen]]:
-    """Run a model on the text alone through the seam; raise Unclear where the seam refuses how it attends."""
+def _rehearse(
+    model: PreTrainedModel, padded: Inputs, alone: Inputs
+) -> tuple[Any, Sequence[SeenAttention]]:
+    """Run a model on the text alone through the seam; raise UnclearError where the seam refuses how it attends."""
     try:
-        return _with_hidden_states(padded, alone, lambda: rehearse(model, alone))
+        return _with_hidden_states(padded, alone, lambda: trace_attention(model, alone))
     except AttnscopeError as error:
-        raise Unclear(_shorten(error)) from error
+        raise UnclearError(_shorten(error)) from error
 
 
 def _with_hidden_states(
@@ -120,7 +122,7 @@ def _with_hidden_states(
 
 
 def _check_seam(
-    model: PreTrainedModel, survey: Survey, padded: Inputs, alone: Inputs, single: Outcome
+    model: PreTrainedModel, survey: AttentionSurvey, padded: Inputs, alone: Inputs, single: Outcome
 ) -> list[str]:
     """Compare what passes the seam with eager; return notes on it.
 
@@ -134,7 +136,7 @@ def _check_seam(
     notes = compare(model, survey, alone, single)
     # Two texts padded to one length.
     if padded is not alone:
-        output, seen = rehearse(model, padded)
+        output, seen = trace_attention(model, padded)
         both = _outcome(survey, output, seen)
         try:
             compare(model, survey, alone, _last_text(both, single), single)
@@ -185,7 +187,7 @@ _EAGER_BYTES = 2 * 2**30
 """Bytes that eager attention of one layer may take: 12 per weight, for three float32 tensors of its scores' shape."""
 
 
-def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
+def _length_at_load(model: PreTrainedModel, survey: AttentionSurvey) -> int:
     """Return how long a text is compared at load, in tokens: beyond as many reaches as time and memory allow."""
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     n_heads = sum(survey.n_heads[kind] * len(layers) for kind, layers in survey.layers.items())
@@ -198,7 +200,7 @@ def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
     )
 
 
-def check_beyond(model: PreTrainedModel, survey: Survey, n_tokens: int) -> None:
+def check_beyond(model: PreTrainedModel, survey: AttentionSurvey, n_tokens: int) -> None:
     """Compare with eager once more, because a text of n_tokens is longer than a reach that no comparison tried yet.
 
     If the model passes, the reach is dropped from `survey.reaches`. If it fails, that raises, and the next text beyond
@@ -214,7 +216,9 @@ def check_beyond(model: PreTrainedModel, survey: Survey, n_tokens: int) -> None:
     survey.reaches[:] = [reach for reach in survey.reaches if reach >= n_tokens]
 
 
-def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_maps: bool) -> None:
+def _check_long(
+    model: PreTrainedModel, survey: AttentionSurvey, n_tokens: int, *, with_maps: bool
+) -> None:
     """Compare hidden states, and where asked for also weights, with eager on a text of so many tokens."""
     n_tokens = min(n_tokens, max_tokens(model) or n_tokens)
     _, inputs = examples(model, n_tokens)
@@ -225,7 +229,7 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
     try:
         theirs = _by_eager(model, survey, inputs, with_maps=with_maps)
     except Exception as error:
-        if isinstance(error, Unclear) or is_out_of_memory(error):
+        if isinstance(error, UnclearError) or is_out_of_memory(error):
             raise
         return  # it takes no text of this length, whatever its configuration says
     ours = _at_seam(model, survey, inputs, with_maps=with_maps)
@@ -235,7 +239,7 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
 # Other inputs -----------------------------------------------------------------------------------------------------
 
 
-def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
+def takes_light_masks(model: PreTrainedModel, survey: AttentionSurvey) -> bool:
     """Return whether a model hands on our light masks as they are; else masks are to be written out.
 
     A light mask says which keys are real, in place of all pairs (see `hf.seam`). It is tried on two texts padded
@@ -246,8 +250,8 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
     try:
         with torch.no_grad():
             # Light masks from 1 key on, that is, for all lengths.
-            light = states_of(perform(model, padded, survey.plan, attend, light_from=1))
-            written_out = states_of(perform(model, padded, survey.plan, attend))
+            light = states_of(run_with_probe(model, padded, survey.plan, attend, light_from=1))
+            written_out = states_of(run_with_probe(model, padded, survey.plan, attend))
         compare(model, survey, padded, light, written_out)
     except Exception:  # a model may fail in any way on a mask of another shape
         return False
@@ -255,7 +259,7 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
 
 
 def compare_on(
-    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], probe: Probe = attend
+    model: PreTrainedModel, survey: AttentionSurvey, inputs: Mapping[str, Any], probe: Probe = attend
 ) -> None:
     """Compare the result on an input, such as a picture, with what the unchanged model computes.
 
@@ -266,7 +270,7 @@ def compare_on(
         return
     inputs = {**standing_arguments(model), **survey.extras, **inputs}
     with torch.no_grad():
-        ours = perform(model, inputs, survey.plan, probe, through=survey.through, beside=True)
+        ours = run_with_probe(model, inputs, survey.plan, probe, through=survey.through, beside=True)
         theirs = run_unchanged(model, inputs)
     compare(model, survey, inputs, _logits_or_states(ours), _logits_or_states(theirs))
 
@@ -288,7 +292,7 @@ _VISIBLE_ERROR = 0.05
 
 def compare(
     model: PreTrainedModel,
-    survey: Survey,
+    survey: AttentionSurvey,
     inputs: Mapping[str, Any],
     ours: Outcome,
     theirs: Outcome | None = None,
@@ -336,7 +340,7 @@ def require_equal(inputs: Mapping[str, Any], ours: Outcome, theirs: Outcome, all
     """Raise a RoundingError where two outcomes of these inputs differ by more than is allowed."""
     for name, difference in _differences(inputs, ours, theirs).items():
         part = "hidden states" if name in STATES else f"weights of {name}"
-        require_rounding(
+        require_close(
             f"self-check: {part} differ from the model's own",
             difference,
             allowed,
@@ -389,7 +393,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _exact_outcome(
-    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+    model: PreTrainedModel, survey: AttentionSurvey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
     """Return the outcome of a float64 copy of a model by eager attention.
 
@@ -432,7 +436,7 @@ def _widen(value: Any) -> Any:
 # Outcomes ---------------------------------------------------------------------------------------------------------
 
 
-def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
+def _outcome(survey: AttentionSurvey, output: Any, seen: Sequence[SeenAttention]) -> Outcome:
     """Return the hidden states and weights of attentions in the order of the survey."""
     n_calls = len(survey.order)
     if len(seen) != n_calls:
@@ -447,22 +451,22 @@ def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
 
 
 def _at_seam(
-    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+    model: PreTrainedModel, survey: AttentionSurvey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
     """Return the outcome of a model through the seam; without maps, hidden states alone, in less memory."""
     if with_maps:
-        return _outcome(survey, *rehearse(model, inputs))
+        return _outcome(survey, *trace_attention(model, inputs))
     # Without a plan all attention is "beside" it: computed at the seam, and never kept.
-    return states_of(perform(model, inputs, {}, attend, beside=True))
+    return states_of(run_with_probe(model, inputs, {}, attend, beside=True))
 
 
 def _by_eager(
-    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+    model: PreTrainedModel, survey: AttentionSurvey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
     """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
     try:
         return eager_outcome(model, survey, inputs, with_maps=with_maps)
-    except Unclear:
+    except UnclearError:
         raise
     except Exception:  # a model may fail in any way
         return states_of(run_unchanged(model, inputs))
@@ -476,7 +480,7 @@ _ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention", "PatchTSMixerGatedAttention"}
 
 def _read_eager(
     model: PreTrainedModel, padded: Inputs, alone: Inputs, reason: str, n_seen: int
-) -> Survey:
+) -> AttentionSurvey:
     """Return the survey of a model whose attention does not all pass the seam: what it gives out itself, checked.
 
     Args:
@@ -504,7 +508,9 @@ def _read_eager(
         single = _outcome(survey, {}, seen)
         both = _outcome(survey, *checked_weights(model, padded))
         if survey.n_calls < n_seen:
-            raise Unclear(f"it gives out the weights of {survey.n_calls} of its {n_seen} attentions")
+            raise UnclearError(
+                f"it gives out the weights of {survey.n_calls} of its {n_seen} attentions"
+            )
     except Exception as error:
         raise _refusal(model, reason, _shorten(error)) from error
     # Asking for weights must not change the result; padding may.

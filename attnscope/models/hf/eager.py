@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import real_tokens
 from attnscope.models.hf.parts import as_list, hidden_states
-from attnscope.models.hf.seam import Seen, use_attention
-from attnscope.models.hf.survey import KINDS, Survey, Unclear, listed_layers
+from attnscope.models.hf.seam import SeenAttention, use_attention
+from attnscope.models.hf.survey import KINDS, AttentionSurvey, UnclearError, listed_layers
 
 Maps = dict[Kind, list[Tensor]]
 """Attention weights by kind: a tensor (batch, head, query, key) for each layer, in the order of computation."""
@@ -117,7 +117,7 @@ def states_of(output: Any) -> Outcome:
 
 
 def eager_outcome(
-    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+    model: PreTrainedModel, survey: AttentionSurvey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
     """Return the outcome of a model's own eager attention: hidden states, and with `with_maps` weights if it has them.
 
@@ -136,7 +136,7 @@ def eager_outcome(
         if len(weights_of_layers) == n_layers and layers == listed_layers(model.config, n_layers):
             weights_of_layers = [weights_of_layers[layer] for layer in layers]
         if len(weights_of_layers) != len(layers):
-            raise Unclear(
+            raise UnclearError(
                 f"only {len(layers)} of {len(weights_of_layers)} {kind} layers pass transformers' attention interface"
             )
         for layer, weights in zip(layers, weights_of_layers, strict=True):
@@ -147,7 +147,9 @@ def eager_outcome(
 # Models that are shown by their eager weights ---------------------------------------------------------------------
 
 
-def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
+def checked_weights(
+    model: PreTrainedModel, inputs: Mapping[str, Any]
+) -> tuple[Any, list[SeenAttention]]:
     """Return the output and the weights of a model's own eager attention, once the weights have been checked.
 
     Raises:
@@ -157,7 +159,7 @@ def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[
     n_texts = len(next(iter(inputs.values())))
     for kind, weights_of_layers in maps.items():
         if not weights_of_layers:
-            raise Unclear(f"it gives out no {kind} attention of its own")
+            raise UnclearError(f"it gives out no {kind} attention of its own")
         # Which queries and keys are tokens and no padding, (batch, token); None = unknown. Cross-attention has the
         # encoder's keys.
         queries = real_tokens(inputs, kind)
@@ -168,7 +170,7 @@ def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[
             if is_map and queries is not None and keys is not None:
                 is_map = shape[2:] == (queries.shape[1], keys.shape[1])
             if not is_map:
-                raise Unclear(
+                raise UnclearError(
                     f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)"
                 )
             # The weights of real queries on real keys must sum to 1. (batch, query, head, key)
@@ -178,19 +180,21 @@ def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[
             if queries is not None:
                 rows = rows[queries]
             if not _are_softmax(rows, tolerance(model, n_calls=1)).all():
-                raise Unclear(f"its own {kind} layer {layer} holds numbers that are no softmax weights")
-    return output, [Seen(weights) for weights in itertools.chain(*maps.values())]
+                raise UnclearError(
+                    f"its own {kind} layer {layer} holds numbers that are no softmax weights"
+                )
+    return output, [SeenAttention(weights) for weights in itertools.chain(*maps.values())]
 
 
 def run_for_weights(
-    model: PreTrainedModel, inputs: Mapping[str, Any], survey: Survey, name: str, probe: Probe
+    model: PreTrainedModel, inputs: Mapping[str, Any], survey: AttentionSurvey, name: str, probe: Probe
 ) -> Any:
     """Run a model by its own eager attention, let the probe keep the weights, and return the output.
 
     Raises:
-        AttnscopeError: The probe is no `Weights`, or the weights on these inputs are no softmax weights.
+        AttnscopeError: The probe is no `WeightsRecorder`, or the weights on these inputs are no softmax weights.
     """
-    if not isinstance(probe, Weights):
+    if not isinstance(probe, WeightsRecorder):
         raise AttnscopeError(
             f"{name} does not pass its attention through the seam: only its weights can be seen",
             "with attnscope heatmap",

@@ -14,14 +14,14 @@ from transformers.models.auto import modeling_auto
 from attnscope.core.attention.seam import Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import accepts, hidden_states, standing_arguments
-from attnscope.models.hf.seam import Plan, perform
+from attnscope.models.hf.seam import Plan, run_with_probe
 from attnscope.models.inside.projections import hooks
-from attnscope.models.model import Loss, Outputs
+from attnscope.models.model import LossKind, Outputs
 
 CLASS_LOSSES = ("class", "token_class")
 """What classifiers predict: a class of each text or picture, or of each token."""
 
-_TASKS: dict[Any, Loss | None] = {
+_TASKS: dict[Any, LossKind | None] = {
     transformers.AutoModelForCausalLM: "causal",
     # Without a picture, it writes as its language model does.
     transformers.AutoModelForImageTextToText: "causal",
@@ -67,7 +67,7 @@ def class_to_load(config: Any, *, is_gguf: bool) -> Any:
     return transformers.AutoModel
 
 
-def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
+def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> LossKind | None:
     """Return what a model's head predicts, by its class and the kinds of its attention; None if it predicts nothing.
 
     A causal language model's head predicts nothing where attention looks both ways (BERT without `is_decoder`). Nor
@@ -78,7 +78,7 @@ def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
         and len(labels_of(model)) > 1
         and model.config.problem_type != "multi_label_classification"
     )
-    fits_kinds: dict[Loss, bool] = {
+    fits_kinds: dict[LossKind, bool] = {
         "masked": kinds == ("encoder",),
         "causal": kinds == ("decoder",),
         "target": "cross" in kinds,
@@ -162,7 +162,7 @@ def run_with_logits(
         with hooks(watched, lambda module, args, output: base_outputs.append(output)):
             return model(**arguments)
 
-    output = perform(base, arguments, plan, probe, light_from, through=run_model)
+    output = run_with_probe(base, arguments, plan, probe, light_from, through=run_model)
     hidden = hidden_states(base_outputs[-1]) if base_outputs else None
     logits = getattr(output, "logits", None)
     if hidden is not None and isinstance(logits, Tensor):

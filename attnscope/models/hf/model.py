@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Gate, Place, Weights
+from attnscope.core.attention.probes import HeadGate, LayerKey, WeightsRecorder
 from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread, name_dtype
@@ -50,17 +50,25 @@ from attnscope.models.hf.parts import (
     vocab_size,
     wordless,
 )
-from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
+from attnscope.models.hf.seam import LIGHT_FROM, Plan, run_with_probe
 from attnscope.models.hf.senses.cross_readers import cross_reader
-from attnscope.models.hf.senses.eyes_and_ears import HuggingFaceEars, HuggingFaceEyes
+from attnscope.models.hf.senses.eyes_and_ears import AudioReader, ImageReader
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
-from attnscope.models.hf.senses.writing import HuggingFaceWriter
-from attnscope.models.hf.survey import Memory, Survey
+from attnscope.models.hf.senses.writing import TextGenerator
+from attnscope.models.hf.survey import AttentionSurvey, SurveyCache
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_known_ids, require_length, require_seam
-from attnscope.models.inside.tape import Rerun, blocks_of
-from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Slice, take_turn
+from attnscope.models.inside.tape import ResumableRun, blocks_of
+from attnscope.models.model import (
+    Batch,
+    LossKind,
+    MixedLengthsError,
+    Model,
+    Outputs,
+    WeightSlice,
+    lock_model,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +129,10 @@ class HuggingFaceModel(Model):
         self,
         raw: RawModel,
         base: PreTrainedModel,
-        survey: Survey,
+        survey: AttentionSurvey,
         open_eyes: "Callable[[], HuggingFaceModel] | None" = None,
         open_viewer: "Callable[[], HuggingFaceModel] | None" = None,
-        memory: Memory | None = None,
+        memory: SurveyCache | None = None,
     ) -> None:
         self.model: Any = raw.model
         self.base: Any = base
@@ -147,42 +155,42 @@ class HuggingFaceModel(Model):
         self._expected: dict[tuple[int, ...], int] = {}
 
     @cached_property
-    def writer(self) -> HuggingFaceWriter | None:
+    def text_generator(self) -> TextGenerator | None:
         """Return the part that writes text by the model's decoder; None without a decoder."""
-        return HuggingFaceWriter(self) if "decoder" in self.info.kinds else None
+        return TextGenerator(self) if "decoder" in self.info.kinds else None
 
     @cached_property
-    def eyes(self) -> HuggingFaceEyes | None:
+    def image_reader(self) -> ImageReader | None:
         """Return the part that sees pictures; None if it sees none."""
         if self._open_eyes is not None:
-            return self._open_eyes().eyes
-        return HuggingFaceEyes(self, self._processor) if sees_pictures_only(self.base) else None
+            return self._open_eyes().image_reader
+        return ImageReader(self, self._processor) if sees_pictures_only(self.base) else None
 
     @cached_property
-    def viewer(self) -> VisionLanguageReader | None:
+    def image_text_reader(self) -> VisionLanguageReader | None:
         """Return the part that reads pictures and words; None if it has none."""
         if self._open_viewer is not None:
-            return self._open_viewer().viewer
+            return self._open_viewer().image_text_reader
         # Words that attend across to a picture (Mllama), or a picture among the tokens of the text (LLaVA).
         reader = cross_reader(self.base) if self.survey.beside else None
         if reader is not None:
             return reader(self, self._processor)
-        if self.writer is not None and reads_pictures_in_text(self.base):
+        if self.text_generator is not None and reads_pictures_in_text(self.base):
             return VisionLanguageReader(self, self._processor)
         return None
 
     @cached_property
-    def ears(self) -> HuggingFaceEars | None:
+    def audio_reader(self) -> AudioReader | None:
         """Return the part that hears recordings; None for models that read texts or see pictures instead.
 
         It refuses recordings where the model takes them in a way that is not supported.
         """
         if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures_only(self.base)):
             return None
-        return HuggingFaceEars(self, self._processor)
+        return AudioReader(self, self._processor)
 
     @cached_property
-    def loss(self) -> Loss | None:
+    def loss(self) -> LossKind | None:
         """Return what its head predicts, such as "causal"; None without a head that predicts."""
         return loss_of(self.model, self.info.kinds) if self.at_seam else None
 
@@ -212,7 +220,7 @@ class HuggingFaceModel(Model):
         return resumes
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run a batch as `Model.run` says. Where `at_seam` is False, the probe must be a `Weights`."""
+        """Run a batch as `Model.run` says. Where `at_seam` is False, the probe must be a `WeightsRecorder`."""
         return self.run_inputs(self.text_inputs(batch), probe)
 
     def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
@@ -239,7 +247,7 @@ class HuggingFaceModel(Model):
             return self.outputs_of_inputs(inputs, watch, logits=False).hidden
         # Weights that the model itself returns, (batch, head, query, key), are looked at afterwards.
         hidden = self.outputs_of_inputs(inputs, probe, logits=False).hidden
-        if isinstance(probe, Weights):
+        if isinstance(probe, WeightsRecorder):
             for maps in probe.maps.values():
                 for weights in maps.values():
                     require_sizes(*weights.shape[2:])
@@ -279,7 +287,7 @@ class HuggingFaceModel(Model):
             else:
                 # A vision tower attends too, past the probe.
                 has_picture = "pixel_values" in inputs and reads_pictures_in_text(self.base)
-                output = perform(
+                output = run_with_probe(
                     self.base,
                     inputs,
                     plan,
@@ -296,19 +304,21 @@ class HuggingFaceModel(Model):
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
         return Outputs(hidden)
 
-    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
+    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> ResumableRun:
         """Run a batch, and keep what is needed to run it again from a block on."""
         return self._rerun(batch, logits, last, resumes=self.resumes)
 
-    def _rerun(self, batch: Batch, logits: bool, last: int | None = None, *, resumes: bool) -> Rerun:
-        def forward(batch: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
+    def _rerun(
+        self, batch: Batch, logits: bool, last: int | None = None, *, resumes: bool
+    ) -> ResumableRun:
+        def forward(batch: Batch, probe: Probe, block_of: Mapping[LayerKey, int], first: int) -> Outputs:
             # Attentions in blocks before the first are not computed; those outside of all blocks always are.
             plan = {}
             for module, places in self.survey.plan.items():
                 plan[module] = [place for place in places if block_of.get(place, first) >= first]
             return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last, plan)
 
-        return Rerun(forward, batch, blocks_of(self.base, self.survey.plan) if resumes else [])
+        return ResumableRun(forward, batch, blocks_of(self.base, self.survey.plan) if resumes else [])
 
     def expect(self, inputs: Mapping[str, Any], n_tokens: int) -> None:
         """Refuse later runs on pictures or sounds of this shape in which a layer does not see `n_tokens` tokens."""
@@ -365,12 +375,12 @@ class HuggingFaceModel(Model):
         """Return the transformers model, without the head for its task."""
         return [self.base]
 
-    def blocks(self) -> dict[Place, nn.Module]:
+    def blocks(self) -> dict[LayerKey, nn.Module]:
         """Return the block of each attention that reads the hidden states of its block, by place, (kind, layer).
 
         Cross-attention has none, for it reads the encoder's; nor have attentions of which one block holds several.
         """
-        blocks: dict[Place, nn.Module] = {}
+        blocks: dict[LayerKey, nn.Module] = {}
         n_attentions: Counter[nn.Module] = Counter()
         for module, places in self.survey.plan.items():
             self_attentions = [(kind, layer) for kind, layer in places if kind != "cross"]
@@ -384,7 +394,7 @@ class HuggingFaceModel(Model):
         """Return the layer from hidden states to logits over the vocabulary; None where the head predicts no tokens."""
         return None if self.loss is None or self.labels else output_embeddings(self.model)
 
-    def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
+    def head_slices(self, heads: Mapping[LayerKey, Sequence[int]]) -> list[WeightSlice]:
         """Return the parts of its weights that belong to these heads alone; see `hf.weights.head_slices`."""
         if self.is_spread:
             raise AttnscopeError(
@@ -397,7 +407,7 @@ class HuggingFaceModel(Model):
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """Return the rows of the token embedding: ids (batch, token) -> (batch, token, d), without gradient."""
         require_known_ids(self.info, ids, vocab_size(self.base))
-        with take_turn([self.base]):
+        with lock_model([self.base]):
             output = self.base.get_input_embeddings()(ids.to(self.device))
         # I-BERT returns (rows, scale of its quantisation).
         rows: Tensor = output[0] if isinstance(output, tuple) else output
@@ -449,7 +459,7 @@ class HuggingFaceModel(Model):
         return takes_light_masks(self.base, self.survey)
 
 
-def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo:
+def _describe(raw: RawModel, base: PreTrainedModel, survey: AttentionSurvey) -> ModelInfo:
     """Return the facts on a model that `attnscope models` shows and that results keep."""
     notes = (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note)
     return ModelInfo(
@@ -477,7 +487,7 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
     )
 
 
-def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
+def can_resume(rerun: ResumableRun, base: PreTrainedModel) -> bool:
     """Return whether running a text again from each block on gives what a whole forward with the same change gives.
 
     The change: the first head of the block's attention is taken out, in the second of two copies of the text.
@@ -488,7 +498,7 @@ def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
             # What each head's output is multiplied by: (copy, head)
             factors = torch.ones(2, call.n_heads)
             factors[1, 0] = 0
-            gate = Gate({place: factors})
+            gate = HeadGate({place: factors})
             resumed = rerun.again(gate, first=rerun.block([place]), times=2)
             whole = rerun.again(gate, first=0, times=2)
             for ours, theirs in ((resumed.hidden, whole.hidden), (resumed.logits, whole.logits)):

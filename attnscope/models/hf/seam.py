@@ -37,12 +37,12 @@ from transformers.masking_utils import (
     sliding_window_overlay,
 )
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.parts import parts_of_config
-from attnscope.models.model import take_turn
+from attnscope.models.model import lock_model
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
@@ -75,12 +75,12 @@ class LightRule:
     window: int | None
 
 
-Plan = Mapping[nn.Module, Sequence[Place]]
+Plan = Mapping[nn.Module, Sequence[LayerKey]]
 """Module that computes attention -> the place, (kind, layer), of its first, second … call in one forward pass."""
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenAttention:
     """One attention as a rehearsal saw it, or only its weights, where the model itself returned them.
 
     Attributes:
@@ -111,21 +111,21 @@ class _Run:
     """
 
     probe: Probe | None = None
-    waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)
+    waiting: dict[nn.Module, list[LayerKey]] = field(default_factory=dict)
     beside: bool = False
     light_from: int | None = None
     masks: list[tuple[Tensor, LightRule | None]] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenAttention] = field(default_factory=list)
 
     def attend(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
         """Return the output of a call, (batch, head, query, d_value), from the probe; a rehearsal keeps the call."""
         if self.probe is not None:
             return self.probe(call)
         output, weights = attend_with_weights(call)
-        self.seen.append(Seen(weights, module, call, window))
+        self.seen.append(SeenAttention(weights, module, call, window))
         return output
 
-    def next_place(self, module: nn.Module) -> Place:
+    def next_place(self, module: nn.Module) -> LayerKey:
         """Return the place of the attention that a module computes now, and take it off `waiting`.
 
         A rehearsal does not know places: it counts attentions.
@@ -153,13 +153,15 @@ class _Run:
 _run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
 
 
-def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
+def trace_attention(
+    model: PreTrainedModel, inputs: Mapping[str, Any]
+) -> tuple[Any, list[SeenAttention]]:
     """Run a model through the seam before its layers are known; return its output, and its attentions in order."""
     run = _Run()
     return _forward(model, model, inputs, run), run.seen
 
 
-def perform(
+def run_with_probe(
     model: PreTrainedModel,
     inputs: Mapping[str, Any],
     plan: Plan,
@@ -449,7 +451,7 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
         *(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
     )
     no_autocast = torch.autocast(device_of(model).type, enabled=False)
-    with take_turn([model]), no_autocast, restore_state(model, configs):
+    with lock_model([model]), no_autocast, restore_state(model, configs):
         # Torch refuses to set requires_grad of tensors made in inference mode, which never learn.
         learning = [
             parameter

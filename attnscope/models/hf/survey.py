@@ -22,24 +22,24 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError, amount, parse_json
 from attnscope.models.files import file_sha256
 from attnscope.models.hf.parts import hidden_states, setting
-from attnscope.models.hf.seam import Plan, Seen, implementation_for
+from attnscope.models.hf.seam import Plan, SeenAttention, implementation_for
 from attnscope.questions.maps import spans
 from attnscope.results.storage import write_whole
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Unclear(Exception):  # noqa: N818 - no error: `hf.check` then tries the eager path
+class UnclearError(Exception):  # noqa: N818 - no error: `hf.check` then tries the eager path
     """Not all of a model's attention is seen, or its layers cannot be told apart."""
 
 
 @dataclass(frozen=True, eq=False)
-class Survey:
+class AttentionSurvey:
     """A model's attention layers: kinds, sizes, which modules compute them, and how far they were checked.
 
     Attributes:
@@ -69,7 +69,7 @@ class Survey:
     n_kv_heads: Mapping[Kind, int]
     d_model: int
     plan: Plan = field(default_factory=dict)
-    order: tuple[Place, ...] = ()
+    order: tuple[LayerKey, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
     checked: bool = True
     notes: tuple[str, ...] = ()
@@ -84,7 +84,9 @@ class Survey:
         return sum(map(len, self.layers.values()))
 
 
-def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Sequence[Seen]) -> Survey:
+def read_survey(
+    config: Any, inputs: Mapping[str, Any], output: Any, seen: Sequence[SeenAttention]
+) -> AttentionSurvey:
     """Return the survey of the attentions of one pass: calls at the seam, or weights that the model returned.
 
     Args:
@@ -98,17 +100,17 @@ def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Seque
     """
     states = hidden_states(output)
     if states is None:
-        raise Unclear("it returns no hidden states")
+        raise UnclearError("it returns no hidden states")
     if not seen:
-        raise Unclear("its attention does not pass transformers' attention interface")
+        raise UnclearError("its attention does not pass transformers' attention interface")
     # Sort the attentions by kind; each kind that the architecture has must be there.
     kinds = kinds_of(config, inputs, output, [attention.weights for attention in seen])
-    by_kind: dict[Kind, list[Seen]] = {}
+    by_kind: dict[Kind, list[SeenAttention]] = {}
     for kind, attention in zip(kinds, seen, strict=True):
         by_kind.setdefault(kind, []).append(attention)
     for kind in KINDS:
         if config.is_encoder_decoder and kind not in by_kind:
-            raise Unclear(f"its {kind} attention does not pass transformers' attention interface")
+            raise UnclearError(f"its {kind} attention does not pass transformers' attention interface")
 
     layers: dict[Kind, tuple[int, ...]] = {}
     n_layers: dict[Kind, int] = {}
@@ -123,12 +125,12 @@ def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Seque
     # The first attention of a kind belongs to the first layer of that kind, and so on.
     layers_left = {kind: iter(numbers) for kind, numbers in layers.items()}
     order = [(kind, next(layers_left[kind])) for kind in kinds]
-    plan: dict[nn.Module, list[Place]] = {}
+    plan: dict[nn.Module, list[LayerKey]] = {}
     for attention, place in zip(seen, order, strict=True):
         if attention.module is not None:
             plan.setdefault(attention.module, []).append(place)
 
-    return Survey(
+    return AttentionSurvey(
         path="seam" if plan else "eager",
         layers=layers,
         n_layers=n_layers,
@@ -165,13 +167,13 @@ def kinds_of(
         encoded = getattr(output, "encoder_last_hidden_state", None)
         source = n_tokens if encoded is None else encoded.shape[1]
         if source is None:
-            raise Unclear(
+            raise UnclearError(
                 "its output holds no hidden states of the encoder, whose length tells its attentions apart"
             )
         target = inputs["decoder_input_ids"].shape[1]
         # Equal lengths would not tell kinds apart, and an encoder that shortens its text has several lengths.
         if source == target or n_tokens not in (None, source):
-            raise Unclear(f"its encoder puts out {source} tokens and its decoder reads {target}")
+            raise UnclearError(f"its encoder puts out {source} tokens and its decoder reads {target}")
         kind_of_lengths[source, source] = "encoder"
         kind_of_lengths[target, target] = "decoder"
         kind_of_lengths[target, source] = "cross"
@@ -186,7 +188,7 @@ def kinds_of(
         queries, keys = maps.shape[2:]
         if (queries, keys) not in kind_of_lengths:
             known = ", ".join(f"{n_queries} on {n_keys}" for n_queries, n_keys in kind_of_lengths)
-            raise Unclear(
+            raise UnclearError(
                 f"it has attention of {queries} queries on {keys} keys where {known} are expected"
             )
         kinds.append(kind_of_lengths[queries, keys])
@@ -194,14 +196,14 @@ def kinds_of(
 
 
 def _require_whole_pictures(inputs: Mapping[str, Any], weights: Sequence[Tensor]) -> None:
-    """Raise Unclear where a layer does not attend from all patches of a picture to all of them (Swin, SegFormer)."""
+    """Raise UnclearError if a layer attends to only some patches of a picture, as in Swin and SegFormer."""
     pixels = inputs.get("pixel_values")
     if pixels is None or pixels.ndim != 4:
         return
     for maps in weights:
         n_maps, _, queries, keys = maps.shape
         if n_maps != len(pixels) or queries != keys or queries != weights[0].shape[2]:
-            raise Unclear(
+            raise UnclearError(
                 "its layers attend within windows of a picture, or merge patches: "
                 f"{n_maps // len(pixels)} of {queries} queries on {keys} keys"
             )
@@ -242,7 +244,9 @@ _SIDE_LAYERS = ("{}_layers", "num_{}_layers", "{}_num_hidden_layers", "num_layer
 """The same for one side of an encoder-decoder, "encoder" or "decoder"."""
 
 
-def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple[tuple[int, ...], int]:
+def _number_layers(
+    config: Any, kind: Kind, attentions: Sequence[SeenAttention]
+) -> tuple[tuple[int, ...], int]:
     """Return the layer of each attention of a kind, and how many layers of this kind the model has.
 
     A module carries the number of its layer, or there is one attention per layer, or the configuration lists the layers
@@ -265,7 +269,7 @@ def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple
     elif not is_believed:
         layers = listed_layers(config, n_layers)
     if len(layers) != n_attentions:
-        raise Unclear(f"only {n_attentions} {kind} attentions of {n_layers} layers are to be seen")
+        raise UnclearError(f"only {n_attentions} {kind} attentions of {n_layers} layers are to be seen")
     return layers, max(n_layers or 0, layers[-1] + 1)
 
 
@@ -301,7 +305,7 @@ def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
     return tuple(layers) if len(types) == n_layers else ()
 
 
-def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
+def _count_heads(config: Any, attentions: Sequence[SeenAttention]) -> tuple[int, int]:
     """Return the most query heads of a layer, and its key/value heads; where layers differ, twice the query heads."""
     calls = [attention.call for attention in attentions if attention.call]
     if calls:
@@ -321,7 +325,7 @@ def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
 # Notes ----------------------------------------------------------------------------------------------------------
 
 
-def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[Seen]) -> list[str]:
+def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[SeenAttention]) -> list[str]:
     """Return notes on caps, sinks, windows and shared weights of the attentions of a kind, one in each of `layers`."""
     layers_by_note: dict[str, list[int]] = {}
     for layer, attention in zip(layers, attentions, strict=True):
@@ -400,7 +404,7 @@ _FIELDS = (
 """The fields of a survey that are stored as they are; its plan is stored with names in the place of modules."""
 
 
-class Memory:
+class SurveyCache:
     """The stored verdict on one model from files, or on one part of it, so that not every load compares attention.
 
     The verdict is a survey that passed the comparison. It is a small JSON file in the user's cache folder. Its name is
@@ -422,7 +426,7 @@ class Memory:
         self._path = _cache_folder() / f"{_key_of(model, base, hashes)}.json"
         self._verdict: dict[str, Any] = {} if again else self._read()
 
-    def survey(self, compute: Callable[[], Survey]) -> Survey:
+    def survey(self, compute: Callable[[], AttentionSurvey]) -> AttentionSurvey:
         """Return the stored survey of the model's attention; else the one that `compute` returns, which is stored."""
         modules = dict(self._base.named_modules())
         if self._verdict:
@@ -432,7 +436,7 @@ class Memory:
             plan = {}
             for name, places in self._verdict["plan"]:
                 plan[modules[name]] = [(kind, layer) for kind, layer in places]
-            return Survey(**facts, plan=plan, remembered=self._verdict["when"])
+            return AttentionSurvey(**facts, plan=plan, remembered=self._verdict["when"])
         survey = compute()
         if survey.checked:
             names = {module: name for name, module in modules.items()}

@@ -12,7 +12,7 @@ from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.model import Tokenizer
 from attnscope.models.tokenizer import style_of
 from attnscope.results.tokens import Tokens
-from attnscope.text import Style, build_tokens, require_tokenizable, tokens_of_encoding
+from attnscope.text import PieceStyle, build_tokens, require_tokenizable, tokens_of_encoding
 
 Spans = list[tuple[int, int]]
 """The (start, end) of each token in a text, in characters; (0, 0) = it stands for no character."""
@@ -29,7 +29,7 @@ class _IdTokenizer(Tokenizer):
 
     note = ""
     prefix_ids: Sequence[int] = ()
-    _style: Style = "plain"
+    _style: PieceStyle = "plain"
 
     def encode_ids(
         self, ids: Sequence[int], picture_labels: Mapping[int, str] = {}, n_given: int = -1

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import examples
-from attnscope.models.hf.seam import perform
-from attnscope.models.hf.survey import Survey
+from attnscope.models.hf.seam import run_with_probe
+from attnscope.models.hf.survey import AttentionSurvey
 from attnscope.models.inside.projections import (
     ROLES,
     OutputWatch,
@@ -29,7 +29,7 @@ from attnscope.models.inside.projections import (
     is_transposed,
     linear_maps,
 )
-from attnscope.models.model import Slice
+from attnscope.models.model import WeightSlice
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,11 @@ class _Head:
 
 
 def head_slices(
-    model: PreTrainedModel, base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
-) -> list[Slice]:
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    survey: AttentionSurvey,
+    heads: Mapping[LayerKey, Sequence[int]],
+) -> list[WeightSlice]:
     """Return the weights of query heads: rows of W_Q, W_K and W_V with their biases, and columns of W_O.
 
     Where query heads share keys and values, rows of W_K and W_V are returned only if all heads that share them are
@@ -66,7 +69,7 @@ def head_slices(
     """
     heads_by_place, output_projections = _trace(base, survey, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
-    slices: list[Slice] = []
+    slices: list[WeightSlice] = []
     for place, query_heads in heads.items():
         kind, layer = place
         for head in heads_by_place[place]:
@@ -85,10 +88,12 @@ def head_slices(
                 # Output features are rows of a Linear's weight, columns of a Conv1D's.
                 axis = 1 if is_transposed(module) else 0
                 slices.append(
-                    Slice(f"{names[module]}.weight", axis, indices, head.role, _weight(module))
+                    WeightSlice(f"{names[module]}.weight", axis, indices, head.role, _weight(module))
                 )
                 if isinstance(module.bias, Tensor):
-                    slices.append(Slice(f"{names[module]}.bias", 0, indices, head.role, module.bias))
+                    slices.append(
+                        WeightSlice(f"{names[module]}.bias", 0, indices, head.role, module.bias)
+                    )
             if len(slices) == n_slices:
                 raise _refusal(
                     f"the {head.role} of a head in {kind} layer {layer} has no weights of its own"
@@ -104,7 +109,7 @@ def head_slices(
         n_heads = sum(head.role == "query" for head in heads_by_place[place])
         columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(query_heads)]
         indices = tuple(columns.flatten().tolist())
-        slices.append(Slice(f"{names[projection]}.weight", axis, indices, "output", weight))
+        slices.append(WeightSlice(f"{names[projection]}.weight", axis, indices, "output", weight))
     # A weight that several layers share cannot belong to one head. It has one address and several names.
     n_names = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
     if any(n_names[part.weight.data_ptr()] > 1 for part in slices):
@@ -128,8 +133,8 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 def _trace(
-    base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
-) -> tuple[dict[Place, list[_Head]], dict[Place, nn.Module]]:
+    base: PreTrainedModel, survey: AttentionSurvey, heads: Mapping[LayerKey, Sequence[int]]
+) -> tuple[dict[LayerKey, list[_Head]], dict[LayerKey, nn.Module]]:
     """Run a model on a small input; return the heads of each attention, and its output projection where it has one.
 
     Raises:
@@ -149,7 +154,7 @@ def _trace(
 
     inputs = {**examples(base)[1], **survey.extras}
     with torch.enable_grad(), hooks(linear_maps([base]), cut_graph):
-        perform(base, inputs, survey.plan, watch)
+        run_with_probe(base, inputs, survey.plan, watch)
         heads_by_place = {place: _heads_of(watch.calls[place], projected) for place in heads}
     # A projection that runs twice has no rows that belong to one head.
     projections = set(watch.modules.values())

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import (
     AttentionCall,
     Probe,
@@ -31,7 +31,7 @@ from attnscope.core.attention.seam import (
     attend_with_weights,
     attention_weights,
 )
-from attnscope.errors import AttnscopeError, first_line, is_out_of_memory, require_rounding
+from attnscope.errors import AttnscopeError, first_line, is_out_of_memory, require_close
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.seam import mask_and_bias, use_attention
 from attnscope.models.inside.projections import hooks
@@ -188,7 +188,7 @@ class CaughtModule:
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
-        self.plan: list[tuple[str, Place | None]] = []
+        self.plan: list[tuple[str, LayerKey | None]] = []
         self._name = name
         transformers = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
         supports_sdpa = all(transformer._supports_sdpa for transformer in transformers)
@@ -326,7 +326,7 @@ def _require_equal(message: str, output: Tensor, own_output: Tensor, n_attention
     # Rounding is relative to the largest value, and grows with the root of the number of attentions (a random walk).
     rounding = max(torch.finfo(own_output.dtype).eps, torch.finfo(torch.float32).eps)
     difference = (output.float() - own_output.float()).abs().max()
-    require_rounding(
+    require_close(
         message,
         float(difference) / max(float(own_output.abs().max()), 1e-30),
         _ALLOWED_ROUNDINGS * rounding * (1 + n_attentions) ** 0.5,

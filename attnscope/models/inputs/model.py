@@ -23,7 +23,7 @@ from attnscope.models.model import Batch, Model, Tokenizer, share_lock
 from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens
 
-MOST_NAMES = 2**20
+MAX_NAMES = 2**20
 """The most positions that labels may name. Attention over so many cannot be computed."""
 
 Labels = Sequence[Any]
@@ -345,7 +345,7 @@ def _name_positions(rows: list[Names], n_sequences: int, n_positions: int) -> li
 
 
 def _read_row(labels: Labels) -> Names:
-    """Return the names that strings, numbers and grids stand for, at most MOST_NAMES."""
+    """Return the names that strings, numbers and grids stand for, at most MAX_NAMES."""
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
             f"labels is of type {type(labels).__name__}",
@@ -357,9 +357,9 @@ def _read_row(labels: Labels) -> Names:
     for label in labels:
         # A grid has a name for each of its cells; any other label is one name.
         sizes = label if _is_grid(label) else (1,)
-        if len(names) + prod(sizes) > MOST_NAMES:
+        if len(names) + prod(sizes) > MAX_NAMES:
             raise AttnscopeError(
-                f"labels name more than {MOST_NAMES:,} positions", "give one label per position"
+                f"labels name more than {MAX_NAMES:,} positions", "give one label per position"
             )
         if _is_grid(label):
             for cell in np.ndindex(*sizes):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.precision import in_float64
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import (
@@ -42,7 +42,7 @@ _SLOPES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of a model that adds to the residual stream, or the biases of several modules."""
 
     # Such as "L3H1", "L3 MLP" or "tokens"
@@ -60,7 +60,7 @@ class _Leaf:
     """A leaf of autograd's graph: what one part, or all heads of a layer, add in a run."""
 
     # One part; or all heads of a layer, which the second axis of the tensors runs over
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     # The tensor that the run goes on with. Slopes are derivatives by it
     tensor: Tensor
     # What the parts add, of the same shape: the same tensor, or a bias where `tensor` is 0
@@ -84,14 +84,14 @@ class ScoreRun:
 
     call: AttentionCall
 
-    def __init__(self, model: Model, batch: Batch, place: Place) -> None:
+    def __init__(self, model: Model, batch: Batch, place: LayerKey) -> None:
         require_gradients(model)
         self._model = model
         self._batch = batch
         self._place = place
         self._leaves: list[_Leaf] = []
         # The place of the attention that ran last
-        self._latest: Place = ("encoder", 0)
+        self._latest: LayerKey = ("encoder", 0)
         self._places = _places_of_modules(model)
         modules = modules_of(model.modules())
         linear = set(linear_maps(modules))
@@ -123,7 +123,7 @@ class ScoreRun:
         ):
             model.run(batch, self._observe)
 
-    def vectors(self, tensor: Tensor, head: int, weights: Floats) -> dict[Part, Floats]:
+    def vectors(self, tensor: Tensor, head: int, weights: Floats) -> dict[ModelPart, Floats]:
         """Return what each part adds to the weighted sum of a head's queries, or keys, over tokens, (d_head,).
 
         Parts on which the queries or keys do not depend are left out.
@@ -139,7 +139,7 @@ class ScoreRun:
         n_at_once = max(1, _SLOPES_AT_ONCE // tensor.numel())
         selectors = torch.eye(len(total), dtype=tensor.dtype, device=tensor.device)
         tensors = [leaf.tensor for leaf in self._leaves]
-        vectors: dict[Part, Floats] = {}
+        vectors: dict[ModelPart, Floats] = {}
         for start in range(0, len(total), n_at_once):
             chunk = selectors[start : start + n_at_once]
             gradients = torch.autograd.grad(
@@ -163,7 +163,7 @@ class ScoreRun:
 
     # Hooks that make leaves -----------------------------------------------------------------------------------------
 
-    def _add_leaf(self, tensor: Tensor, *parts: Part, value: Tensor | None = None) -> Tensor:
+    def _add_leaf(self, tensor: Tensor, *parts: ModelPart, value: Tensor | None = None) -> Tensor:
         """Return a tensor as a leaf, for the run to go on with; `value` is what the parts add, if not the tensor."""
         leaf = tensor.detach().requires_grad_()
         self._leaves.append(_Leaf(parts, leaf, leaf if value is None else value))
@@ -178,7 +178,7 @@ class ScoreRun:
             output = attend(call)
         # One leaf for all heads of the layer: (1, head, query, d_value).
         name = self._name_layer(call.kind, call.layer)
-        parts = [Part(f"{name}H{head}", "head", call.layer, head) for head in range(call.n_heads)]
+        parts = [ModelPart(f"{name}H{head}", "head", call.layer, head) for head in range(call.n_heads)]
         return self._add_leaf(output, *parts)
 
     def _name_layer(self, kind: str, layer: int) -> str:
@@ -192,12 +192,12 @@ class ScoreRun:
         places = self._places[module]
         layers = {layer for _, layer in places}
         kind, layer = min(places) if len(layers) == 1 else self._latest
-        return self._add_leaf(output, Part(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
+        return self._add_leaf(output, ModelPart(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
 
     def _cut_embedding(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
         """Make the output of an embedding a leaf; the hook after it."""
         name = _name_embedding(first_tensor(inputs), output, self._batch)
-        return self._add_leaf(output, Part(name, "embedding"))
+        return self._add_leaf(output, ModelPart(name, "embedding"))
 
     def _cut_input(self, module: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
         """Make the hidden states that enter the first layer a leaf, if no embedding is one; the hook before its block.
@@ -206,7 +206,7 @@ class ScoreRun:
         """
         hidden = first_tensor(inputs, named)
         if hidden is not None and not hidden.requires_grad:
-            part = Part("embeddings", "embedding")
+            part = ModelPart("embeddings", "embedding")
             self._leaves.append(_Leaf((part,), hidden.requires_grad_(), hidden))
 
     def _freeze_norm(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
@@ -230,12 +230,12 @@ class ScoreRun:
             return output
         name = "projection bias" if module in self._projections else "other biases"
         value = bias.detach().expand_as(output)
-        return output + self._add_leaf(torch.zeros_like(output), Part(name, "bias"), value=value)
+        return output + self._add_leaf(torch.zeros_like(output), ModelPart(name, "bias"), value=value)
 
 
-def _places_of_modules(model: Model) -> dict[nn.Module, set[Place]]:
+def _places_of_modules(model: Model) -> dict[nn.Module, set[LayerKey]]:
     """Return module -> the places of the attentions of its block, or blocks; modules outside of blocks are left out."""
-    places: dict[nn.Module, set[Place]] = {}
+    places: dict[nn.Module, set[LayerKey]] = {}
     for place, block in model.blocks().items():
         for module in block.modules():
             places.setdefault(module, set()).add(place)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_seam
-from attnscope.models.model import Batch, Model, take_turn
+from attnscope.models.model import Batch, Model, lock_model
 
 Inputs = tuple[Any, ...]
 """The inputs of a module by position, as torch's hooks get them."""
@@ -40,12 +40,12 @@ class OutputWatch:
     """
 
     def __init__(self) -> None:
-        self.calls: dict[Place, AttentionCall] = {}
-        self.outputs: dict[Place, Tensor] = {}
-        self.modules: dict[Place, nn.Module] = {}
-        self.results: dict[Place, Tensor] = {}
+        self.calls: dict[LayerKey, AttentionCall] = {}
+        self.outputs: dict[LayerKey, Tensor] = {}
+        self.modules: dict[LayerKey, nn.Module] = {}
+        self.results: dict[LayerKey, Tensor] = {}
         # The place and output of the attention whose output projection has yet to run
-        self._expected: tuple[Place, Tensor] | None = None
+        self._expected: tuple[LayerKey, Tensor] | None = None
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention without gradient, and wait for its output projection."""
@@ -57,7 +57,7 @@ class OutputWatch:
         self.expect(place, output)
         return output
 
-    def expect(self, place: Place, output: Tensor) -> None:
+    def expect(self, place: LayerKey, output: Tensor) -> None:
         """Wait for the linear map that reads an attention's output, (batch, head, query, d_value)."""
         self._expected = place, output.transpose(1, 2)
 
@@ -153,7 +153,7 @@ def hooks(
     def call_in_thread(*values: Any) -> Any:
         return hook(*values) if threading.get_ident() == thread else None
 
-    with take_turn(modules), contextlib.ExitStack() as stack:
+    with lock_model(modules), contextlib.ExitStack() as stack:
         for module in modules:
             if before:
                 handle = module.register_forward_pre_hook(call_in_thread, with_kwargs=True)
@@ -164,7 +164,7 @@ def hooks(
 
 
 @contextlib.contextmanager
-def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, int], Tensor | None]]:
+def watch_norms(blocks: Mapping[LayerKey, nn.Module]) -> Iterator[Callable[[Kind, int], Tensor | None]]:
     """Measure the L2 norm of each hidden state that a block reads, in runs within the context.
 
     Args:
@@ -190,7 +190,7 @@ def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, i
 
 
 @dataclass(frozen=True, eq=False)
-class Surroundings:
+class ProjectedAttention:
     """One attention on one text, with its output projection. What could not be found of it is None."""
 
     # The call that reached the seam; rotary positions have been applied to queries and keys
@@ -207,7 +207,7 @@ class Surroundings:
     notes: tuple[str, ...] = ()
 
 
-def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
+def surroundings(model: Model, batch: Batch, place: LayerKey) -> ProjectedAttention:
     """Run a model once on one text, and return the attention at a place, (kind, layer), and its output projection.
 
     Raises:
@@ -227,12 +227,12 @@ def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
     module = watch.modules.get(place)
     if module is None:
         note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
-        return Surroundings(call, output, notes=(note,))
+        return ProjectedAttention(call, output, notes=(note,))
     weight = weight_of(module)
     if weight is None or module in adapted_maps(roots):
         note = "W_O cannot be shown: it is quantised, or an adapter adds to it"
-        return Surroundings(call, output, notes=(note,))
+        return ProjectedAttention(call, output, notes=(note,))
     bias = getattr(module, "bias", None)
     # (1, query, d_model), or (query, d_model) in OPT, -> (query, d_model)
     attended = watch.results[place].reshape(-1, len(weight))
-    return Surroundings(call, output, weight, bias, attended)
+    return ProjectedAttention(call, output, weight, bias, attended)

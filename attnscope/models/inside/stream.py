@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_seam
 from attnscope.models.inside.projections import (
@@ -73,7 +73,7 @@ class Projection:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionMatrices:
     """The weights of one attention. Those that are not known are None."""
 
     layer: int
@@ -129,13 +129,13 @@ class Attention:
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
+class ResidualStream:
     """The weights and norms along the residual stream of a model."""
 
     # The kind of its attention
     kind: str
     # Its attentions, by layer
-    attentions: tuple[Attention, ...]
+    attentions: tuple[AttentionMatrices, ...]
     # The norm between embeddings and stream; None = there is none, or it is not known
     embedding_norm: Norm | None
     # The norm between the last layer and the unembedding; None = there is none
@@ -158,7 +158,7 @@ class Stream:
         return all(norm is not None and norm.centres for norm in norms)
 
 
-def stream_of(model: Model) -> Stream:
+def stream_of(model: Model) -> ResidualStream:
     """Find the weights of each head of a text model, by running it on a few tokens.
 
     Raises:
@@ -206,7 +206,7 @@ def stream_of(model: Model) -> Stream:
         )
         unembedding = None
     lacks_norm = any(attention.norm is None for attention in attentions)
-    return Stream(
+    return ResidualStream(
         kind=info.kinds[0],
         attentions=attentions,
         embedding_norm=first_norm,
@@ -302,7 +302,7 @@ class _ObservedRun:
         ]
 
     @torch.enable_grad()
-    def attention(self, place: Place, adapted: set[nn.Module]) -> Attention:
+    def attention(self, place: LayerKey, adapted: set[nn.Module]) -> AttentionMatrices:
         """Return the weights of an attention, as far as they are known.
 
         Args:
@@ -348,7 +348,7 @@ class _ObservedRun:
                 if step.n_attentions == n_before + 1 and have_equal_numbers(step.input, written):
                     output_norm = measure_norm(step.module)
                     break
-        return Attention(
+        return AttentionMatrices(
             call.layer,
             call.n_heads,
             call.scale,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, finite_texts
-from attnscope.models.model import take_turn
+from attnscope.models.model import lock_model
 
 if TYPE_CHECKING:
     from attnscope.models.model import Batch, Outputs
@@ -29,7 +29,7 @@ LOGITS_AT_ONCE = 2**25
 """The most logits (tokens times vocabulary) in a pass that runs several copies of a batch: 128 MiB as float32."""
 
 
-class Rerun:
+class ResumableRun:
     """A batch that was run once, and can be run again from any block on.
 
     The outputs of all blocks stay in memory, so the batch must be small. Without blocks everything is computed again.
@@ -50,17 +50,17 @@ class Rerun:
 
     def __init__(
         self,
-        forward: "Callable[[Batch, Probe, Mapping[Place, int], int], Outputs]",
+        forward: "Callable[[Batch, Probe, Mapping[LayerKey, int], int], Outputs]",
         batch: "Batch",
         blocks: Sequence[nn.Module],
     ) -> None:
         self._forward = forward
         self._batch = batch
-        self._tape = Tape(blocks, *batch.ids.shape)
-        self._block_of: dict[Place, int] = {}
+        self._tape = BlockOutputs(blocks, *batch.ids.shape)
+        self._block_of: dict[LayerKey, int] = {}
         self.are_finite: dict[Kind, dict[int, Tensor]] = {}
         self.start = 0
-        self.calls: dict[Place, AttentionCall] = {}
+        self.calls: dict[LayerKey, AttentionCall] = {}
 
         def observe(call: AttentionCall) -> Tensor:
             place = (call.kind, call.layer)
@@ -75,18 +75,18 @@ class Rerun:
         with self._tape.record():
             self.whole = forward(batch, observe, {}, 0)
 
-    def block(self, places: Iterable[Place]) -> int:
+    def block(self, places: Iterable[LayerKey]) -> int:
         """Return the number of the first block that must be computed again if these attentions change."""
         return min((self._block_of.get(place, 0) for place in places), default=0)
 
     def plan(
-        self, changes: Iterable[Iterable[Place]], most_tokens: int
+        self, changes: Iterable[Iterable[LayerKey]], max_pass_tokens: int
     ) -> Iterator[tuple[int, list[int]]]:
         """Divide changes of the batch into passes. A pass runs one copy of the batch for each of its changes.
 
         Args:
             changes: For each change, the places of the attentions that it changes.
-            most_tokens: The most tokens of a pass, those of all copies and padding included.
+            max_pass_tokens: The most tokens of a pass, those of all copies and padding included.
 
         Yields:
             The number of the first block that a pass must compute, and the indices of its changes.
@@ -96,7 +96,7 @@ class Rerun:
         for change, places in enumerate(changes):
             changes_by_block.setdefault(self.block(places), []).append(change)
         # The tokens and the logits of a pass both limit how many changes it runs.
-        n_per_pass = most_tokens // self._batch.ids[:, self.start :].numel()
+        n_per_pass = max_pass_tokens // self._batch.ids[:, self.start :].numel()
         if self.whole.logits is not None:
             n_per_pass = min(n_per_pass, LOGITS_AT_ONCE // self.whole.logits.numel())
         n_per_pass = max(1, n_per_pass)
@@ -140,10 +140,10 @@ class Rerun:
         return complete
 
 
-class Tape:
+class BlockOutputs:
     """The recorded outputs of blocks in one forward pass, in the order of their calls.
 
-    While a thread records or plays, it has its turn with the model (see `take_turn`), and the blocks' own forwards are
+    While a thread records or plays, it has its turn with the model (see `lock_model`), and the blocks' own forwards are
     replaced. Calls of the blocks from other threads run unchanged.
 
     Args:
@@ -247,7 +247,7 @@ def run_instead(modules: Sequence[nn.Module], function: Forward) -> Iterator[Non
 
         module.forward = call
 
-    with take_turn(modules):
+    with lock_model(modules):
         # Only forwards that are set on the module itself are put back; the others come from its class.
         own_forwards = [vars(module).get("forward") for module in modules]
         try:

@@ -116,7 +116,7 @@ With x_i the residual stream at query i and x_j at key j, the score is the sum o
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadDesign:
     """Describe a head: what it attends to, its roles, and the function that makes the terms of its scores."""
 
     attends_to: str
@@ -184,37 +184,39 @@ def _shift(offset: int) -> Array:
     return permutation
 
 
-_HEADS: dict[str, Head] = {
-    "previous": Head(
+_HEADS: dict[str, HeadDesign] = {
+    "previous": HeadDesign(
         "the previous token", ("previous_token", "local"), partial(_offset_terms, -1, BOS_FLAG)
     ),
-    "writer": Head(
+    "writer": HeadDesign(
         "the previous token, whose code it writes for the induction head to find",
         ("previous_token", "local"),
         partial(_offset_terms, -1, BOS_FLAG),
     ),
-    "next": Head("the next token", ("next_token", "local"), partial(_offset_terms, 1, EOS_FLAG)),
-    "two back": Head("the token two back", ("local",), partial(_offset_terms, -2, REST_FLAG)),
-    "self": Head("the token itself", ("self_token", "local"), partial(_offset_terms, 0)),
-    "first": Head("the first token", ("first_token",), _first_terms),
-    "same": Head("the same token elsewhere in the text", ("same_token",), partial(_match_terms, TOKEN)),
-    "same earlier": Head(
+    "next": HeadDesign("the next token", ("next_token", "local"), partial(_offset_terms, 1, EOS_FLAG)),
+    "two back": HeadDesign("the token two back", ("local",), partial(_offset_terms, -2, REST_FLAG)),
+    "self": HeadDesign("the token itself", ("self_token", "local"), partial(_offset_terms, 0)),
+    "first": HeadDesign("the first token", ("first_token",), _first_terms),
+    "same": HeadDesign(
+        "the same token elsewhere in the text", ("same_token",), partial(_match_terms, TOKEN)
+    ),
+    "same earlier": HeadDesign(
         "the same token earlier in the text", ("same_token",), partial(_match_terms, TOKEN)
     ),
-    "induction": Head(
+    "induction": HeadDesign(
         "induction: the token that followed the query's token earlier, found by what L0H0 wrote",
         ("induction",),
         partial(_match_terms, written_slot(0, 0)),
     ),
-    "delimiter": Head("punctuation", ("delimiter",), _punctuation_terms),
+    "delimiter": HeadDesign("punctuation", ("delimiter",), _punctuation_terms),
     # `list` returns no terms: all scores are 0.
-    "diffuse": Head("all tokens alike", ("diffuse",), list),
+    "diffuse": HeadDesign("all tokens alike", ("diffuse",), list),
 }
 _LAYER_1 = ("previous", "induction", "self", "first", "same earlier", "two back", "diffuse")
 
 
 @dataclass(frozen=True)
-class Variant:
+class GlassBoxDesign:
     """Describe a glass box."""
 
     # An encoder's layer 0 is bidirectional; every other layer is causal
@@ -225,13 +227,13 @@ class Variant:
     note: str
 
 
-VARIANTS: dict[str, Variant] = {
-    "own": Variant(
+VARIANTS: dict[str, GlassBoxDesign] = {
+    "own": GlassBoxDesign(
         "encoder",
         (("writer", "next", "self", "first", "same", "delimiter", "diffuse"), _LAYER_1),
         "Weights are made by hand; layer 0 looks both ways, layer 1 looks back only.",
     ),
-    "own-causal": Variant(
+    "own-causal": GlassBoxDesign(
         "decoder",
         (("writer", "two back", "self", "first", "same earlier", "delimiter", "diffuse"), _LAYER_1),
         "Weights are made by hand; both layers look back only.",
@@ -248,7 +250,7 @@ def roles(name: str) -> dict[tuple[int, int], tuple[str, ...]]:
     return {index: head.roles for index, head in _heads_by_index(name).items()}
 
 
-def _heads_by_index(name: str) -> dict[tuple[int, int], Head]:
+def _heads_by_index(name: str) -> dict[tuple[int, int], HeadDesign]:
     """Return the heads of a glass box, by (layer, head)."""
     names = VARIANTS[name].heads
     return {(layer, head): _HEADS[names[layer][head]] for layer, head in np.ndindex(N_LAYERS, N_HEADS)}

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from attnscope.models.info import ModelInfo, require_known_ids, require_length
-from attnscope.models.model import Batch, Model, Tokenizer, share_lock, take_turn
+from attnscope.models.model import Batch, Model, Tokenizer, lock_model, share_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
 
-    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.probes import LayerKey
 
 
 class LayeredModel(Model):
@@ -65,14 +65,14 @@ class LayeredModel(Model):
         import torch
 
         no_autocast = torch.autocast(torch.device(self.info.device).type, enabled=False)
-        with take_turn([self._network]), no_autocast:
+        with lock_model([self._network]), no_autocast:
             yield
 
     def modules(self) -> "list[nn.Module]":
         """Return the network, the torch module that holds all others."""
         return [self._network]
 
-    def blocks(self) -> "dict[Place, nn.Module]":
+    def blocks(self) -> "dict[LayerKey, nn.Module]":
         """Return the layers, by (kind, layer)."""
         kind: Any = self.info.kinds[0]
         return {(kind, index): layer for index, layer in enumerate(self._layers)}

@@ -55,7 +55,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True)
-class Encoder:
+class EncoderSettings:
     """The settings of an encoder under BERT's names; BERT's defaults stand for what config.json leaves out."""
 
     model_type: str
@@ -71,7 +71,7 @@ class Encoder:
     pad_token_id: int = 0
 
     @classmethod
-    def from_config(cls, config: Config) -> "Encoder":
+    def from_config(cls, config: Config) -> "EncoderSettings":
         """Read the settings from a config.json, in which null counts as left out."""
         settings = {}
         for name in cls.__annotations__:
@@ -146,7 +146,7 @@ def why_unsupported(config: Config) -> str | None:
     if "AutoModel" in str(config.get("auto_map")):
         return "it brings its own code (auto_map)"
     # Settings that no encoder can have: wrong types, and sizes that do not divide.
-    encoder = Encoder.from_config(config)
+    encoder = EncoderSettings.from_config(config)
     for name, value in vars(encoder).items():
         if not _is_possible(name, value):
             return f"its {name} is {value!r}"
@@ -177,7 +177,7 @@ def native_info(
     device: str = "cpu",
 ) -> ModelInfo:
     """Return the facts of a model on the native or the NumPy engine, all of them from its configuration."""
-    encoder = Encoder.from_config(config)
+    encoder = EncoderSettings.from_config(config)
     # Names of classes with a head on top hold "For", as BertForMaskedLM does. Say what became of the head.
     saved_class = str((config.get("architectures") or [""])[0])
     dropped_head = ""
@@ -214,7 +214,9 @@ class Checkpoint:
         framework: What tensors are read as: "pt" for torch's, "np" for NumPy's.
     """
 
-    def __init__(self, folder: Path, encoder: Encoder, framework: Literal["pt", "np"] = "pt") -> None:
+    def __init__(
+        self, folder: Path, encoder: EncoderSettings, framework: Literal["pt", "np"] = "pt"
+    ) -> None:
         paths = weight_files(folder)
         # Error messages name the file, or the folder of several.
         self._label = paths[0] if len(paths) == 1 else folder
@@ -307,7 +309,7 @@ class Checkpoint:
         return torch_file.get_tensor(name).float().numpy()
 
     def _name_in_file(self, name: str) -> str:
-        """Return the name of a tensor in these files, from that in `Encoder.tensors`.
+        """Return the name of a tensor in these files, from that in `EncoderSettings.tensors`.
 
         Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta.
         """

@@ -14,7 +14,7 @@ from attnscope.models.devices import choose_device
 from attnscope.models.info import require_known_ids
 from attnscope.models.model import Batch
 from attnscope.models.own.layered import LayeredModel
-from attnscope.models.own.layouts import Checkpoint, Encoder, native_info
+from attnscope.models.own.layouts import Checkpoint, EncoderSettings, native_info
 from attnscope.models.tokenizer import FastTokenizer
 
 
@@ -54,7 +54,7 @@ def load_native(
     tokenizer = FastTokenizer.open(source.files_folder)
     # `verify` refuses weights whose hash is not the pinned one.
     info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(target))
-    encoder = Encoder.from_config(config)
+    encoder = EncoderSettings.from_config(config)
     tensors = Checkpoint(source.files_folder, encoder).tensors(lambda tensor: tensor.to(precision))
     state = {name: tensor.to(target) for name, tensor in tensors}
     # On the meta device nothing is allocated, and nothing drawn at random.
@@ -64,9 +64,9 @@ def load_native(
 
 
 class _Network(nn.Module):
-    """Embeddings and layers; the names of its parameters are our names in `Encoder.tensors`."""
+    """Embeddings and layers; the names of its parameters are our names in `EncoderSettings.tensors`."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: EncoderSettings) -> None:
         super().__init__()
         width = encoder.hidden_size
         self.word = _embedding(encoder.vocab_size, width)
@@ -105,7 +105,7 @@ def _embedding(size: int, width: int) -> nn.Embedding:
 class _Layer(nn.Module):
     """Attention, then a feed-forward network, each added to its input and normalised after (post-norm)."""
 
-    def __init__(self, encoder: Encoder, layer: int) -> None:
+    def __init__(self, encoder: EncoderSettings, layer: int) -> None:
         super().__init__()
         width = encoder.hidden_size
         inner = encoder.intermediate_size

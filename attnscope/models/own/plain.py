@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.info import ModelInfo, require_known_ids, require_length
-from attnscope.models.model import Maps, Model, Tokenizer
-from attnscope.models.own.layouts import Checkpoint, Encoder, native_info
+from attnscope.models.model import LayerMaps, Model, Tokenizer
+from attnscope.models.own.layouts import Checkpoint, EncoderSettings, native_info
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.results.tokens import Tokens
 
@@ -26,7 +26,7 @@ class PlainEncoder(Model):
         info: The facts of the model.
         tokenizer: Its tokenizer.
         encoder: Its settings.
-        weights: Its weights, by our names in `Encoder.tensors`.
+        weights: Its weights, by our names in `EncoderSettings.tensors`.
     """
 
     # `Model._refuse` raises this refusal, in the place of every method that this engine lacks
@@ -41,7 +41,7 @@ class PlainEncoder(Model):
         self,
         info: ModelInfo,
         tokenizer: Tokenizer,
-        encoder: Encoder,
+        encoder: EncoderSettings,
         weights: dict[str, Array],
     ) -> None:
         self.info = info
@@ -49,13 +49,13 @@ class PlainEncoder(Model):
         self._encoder = encoder
         self._weights = weights
 
-    def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:
+    def look(self, tokens: Tokens, layers: Collection[int]) -> LayerMaps:
         """Return the attention maps of the chosen layers on a text; layers after the last of them do not run."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         n_heads = self._encoder.num_attention_heads
         scale = (self._encoder.hidden_size // n_heads) ** -0.5
-        maps = Maps(weights={}, full={})
+        maps = LayerMaps(weights={}, full={})
         last = max(layers)
         for layer in range(last + 1):
             name = f"layers.{layer}"
@@ -141,7 +141,7 @@ def _erf(x: Array) -> Array:
 def load_plain(source: Source) -> PlainEncoder:
     """Load an encoder that `layouts.why_unsupported` has nothing against, without torch."""
     config = read_config(source)
-    encoder = Encoder.from_config(config)
+    encoder = EncoderSettings.from_config(config)
     checkpoint = Checkpoint(source.files_folder, encoder, "np")
     weights = dict(checkpoint.tensors(lambda tensor: np.asarray(tensor, np.float32)))
     # Last, because a thread of `models.load` computes the hash meanwhile.

@@ -1,8 +1,8 @@
 """Run a model without some of its heads, and add up over texts what changes.
 
-Three measurers go over the texts by the loop of `studies.run`: `MeanOutputs` adds up the outputs of heads, `Cutting`
-takes heads out, and `Slopes` differentiates the loss by factors on the heads' outputs. A long text is measured in
-several rows (chunks), and counts once all of them are measured.
+Three measurers go over the texts by the loop of `studies.run`: `MeanOutputs` adds up the outputs of heads,
+`AblationMeasurer` takes heads out, and `GradientMeasurer` differentiates the loss by factors on the heads' outputs. A
+long text is measured in several rows (chunks), and counts once all of them are measured.
 """
 
 from abc import abstractmethod
@@ -16,25 +16,24 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, attend, finite_texts
-from attnscope.core.interventions import Activations, Leaves, Patch, Patched
+from attnscope.core.interventions import ActivationRecorder, GradientLeaves, HeadPatcher, Patch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Block, Copies, distinct
+from attnscope.corpus import CopyFilter, TextBlock, distinct
 from attnscope.models.model import PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
 from attnscope.results.table import Floats
-from attnscope.studies.ablate.reading import ReadBatch, Reader, Row
-from attnscope.studies.failures import Place as BrokenPlace
-from attnscope.studies.failures import broken_rows
-from attnscope.studies.inputs.texts import Report, Texts
-from attnscope.studies.run import STEP, BatchHalver, Measurer, Part, Run, run
+from attnscope.studies.ablate.reading import BatchReader, ReadBatch, TextRow
+from attnscope.studies.failures import BrokenAt, broken_rows
+from attnscope.studies.inputs.texts import ReportProgress, Texts
+from attnscope.studies.run import STEP, BatchHalver, CorpusRun, Measurer, PartialSums, run
 from attnscope.studies.workers import Workers
 
 Head = tuple[Kind, int, int]
 """A head: kind of attention, layer, index in the layer."""
 
-Shapes = Mapping[Place, tuple[int, int]]
+Shapes = Mapping[LayerKey, tuple[int, int]]
 """The number of heads of each attention, and the width of a head's output; a place is (kind, layer)."""
 
 BLOCK = 32
@@ -43,10 +42,10 @@ BLOCK = 32
 DONORS = 8
 """For resample ablation: how many other texts' outputs replace a head's output, one text after the other."""
 
-Measured = tuple[Floats, Mapping[int, BrokenPlace]]
+Measured = tuple[Floats, Mapping[int, BrokenAt]]
 """Numbers of each row, (row, …); and by the index of a row, the layer where its queries or keys are not finite."""
 
-HeadOutputs = Mapping[Place, Tensor]
+HeadOutputs = Mapping[LayerKey, Tensor]
 """Outputs of heads on one row, before the output projection, (head, token, d) by place."""
 
 QUANTITIES = ("l2", "loss", "kl")
@@ -54,7 +53,7 @@ QUANTITIES = ("l2", "loss", "kl")
 
 
 @dataclass(kw_only=True, eq=False)
-class TextPart(Part):
+class AblationSums(PartialSums):
     """Hold sums over texts; while a block of texts is measured, also the numbers of its rows.
 
     A text is whole when all its rows are measured, and no number of them is NaN or infinite.
@@ -66,9 +65,9 @@ class TextPart(Part):
 
     sums: RunningSums
     whole: RunningSums = field(default_factory=RunningSums)
-    _rows: dict[int, list[tuple[Row, Floats]]] = field(default_factory=dict)
+    _rows: dict[int, list[tuple[TextRow, Floats]]] = field(default_factory=dict)
 
-    def add_row(self, row: Row, numbers: Floats, broken_at: BrokenPlace | None) -> None:
+    def add_row(self, row: TextRow, numbers: Floats, broken_at: BrokenAt | None) -> None:
         """Add the numbers of a row, (…); drop its text if the row is broken at a layer, or a number is not finite."""
         if broken_at is not None:
             self.broken.setdefault(row.text_index, broken_at)
@@ -93,36 +92,38 @@ class TextPart(Part):
         return np.array(sums), np.array(n_predictions, dtype=np.float64)
 
 
-class RowMeasurer(Measurer[TextPart]):
+class RowMeasurer(Measurer[AblationSums]):
     """Measure numbers of each row of a batch, and add up those of whole texts.
 
     Args:
         model: The model.
-        reader: Makes batches of its texts; a worker gets `Reader.arguments`, and makes a reader of its own.
+        reader: Makes batches of its texts; a worker gets `BatchReader.arguments`, and makes a reader of its own.
         shape: The shape of the sums.
     """
 
-    def __init__(self, model: Model, reader: Reader | Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: Model, reader: BatchReader | Mapping[str, Any], shape: tuple[int, ...]
+    ) -> None:
         super().__init__(model.tokenizer)
         self._model = model
-        self._reader = reader if isinstance(reader, Reader) else Reader(model, **reader)
+        self._reader = reader if isinstance(reader, BatchReader) else BatchReader(model, **reader)
         self._shape = shape
 
-    def start(self, block: Block) -> TextPart:
+    def start(self, block: TextBlock) -> AblationSums:
         """Return empty sums."""
-        return TextPart(sums=RunningSums(self._shape))
+        return AblationSums(sums=RunningSums(self._shape))
 
-    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
+    def batches(self, block: TextBlock) -> Sequence[Sequence[TextRow]]:
         """Cut a block into batches of rows."""
         return self._reader.batches(block)
 
-    def add(self, part: TextPart, batch: Sequence[Row], result: Measured) -> None:
+    def add(self, part: AblationSums, batch: Sequence[TextRow], result: Measured) -> None:
         """Add rows to their texts."""
         numbers, broken = result
         for index, row in enumerate(batch):
             part.add_row(row, numbers[index], broken.get(index))
 
-    def finish(self, part: TextPart) -> TextPart:
+    def finish(self, part: AblationSums) -> AblationSums:
         """Add the whole texts of the block to the sums, in the order of the corpus."""
         if part.n_texts:
             numbers, n_predictions = part.whole_texts()
@@ -130,12 +131,12 @@ class RowMeasurer(Measurer[TextPart]):
         return part
 
     @abstractmethod
-    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+    def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
         """Add whole texts to the sums: their numbers, (text, …), and how many predictions each has, (text,)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
+class PassSettings:
     """Hold what all passes over the texts share.
 
     Attributes:
@@ -144,18 +145,18 @@ class Passes:
         workers: How worker processes load the model; None = this process runs it.
     """
 
-    reader: Reader
+    reader: BatchReader
     texts: Texts
     workers: Workers | None = None
 
 
 def _measure(
-    passes: Passes,
+    passes: PassSettings,
     measurer: Callable[..., RowMeasurer],
     shape: tuple[int, ...],
-    report: Report | None,
+    report: ReportProgress | None,
     step: str = STEP,
-) -> Run[TextPart]:
+) -> CorpusRun[AblationSums]:
     """Go over the texts once, with a measurer that gets the arguments of `RowMeasurer`."""
     # In this process all passes share the reader, which keeps greedy answers.
     reader: Any = passes.reader
@@ -168,7 +169,7 @@ def _measure(
         partial(measurer, reader=reader, shape=shape),
         (passes.reader.model,),
         passes.texts,
-        TextPart(sums=RunningSums(shape)),
+        AblationSums(sums=RunningSums(shape)),
         block_size=BLOCK,
         workers=workers,
         report=report,
@@ -176,7 +177,7 @@ def _measure(
     )
 
 
-def _require_end(going: Run[TextPart]) -> Run[TextPart]:
+def _require_end(going: CorpusRun[AblationSums]) -> CorpusRun[AblationSums]:
     """Return a run if it came to the end of the texts; else raise the error or the Ctrl-C that ended it."""
     if going.error is not None:
         raise going.error
@@ -191,7 +192,7 @@ def _require_end(going: Run[TextPart]) -> Run[TextPart]:
 class MeanOutputs(RowMeasurer):
     """Add up the outputs of heads over all queries that are no padding."""
 
-    def measure(self, batch: Sequence[Row]) -> Measured:
+    def measure(self, batch: Sequence[TextRow]) -> Measured:
         """Return (row, 2, place · head · d): the sum of the outputs over queries, and the number of queries."""
         read = self._reader.read(batch)
         # Of each attention, (row, 2, head · d), in the order in which the model computes them.
@@ -215,14 +216,14 @@ class MeanOutputs(RowMeasurer):
             self._model.outputs(read.batch, observe, logits=False)
         return to_numpy(torch.cat(by_place, -1)), {}
 
-    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+    def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
         """Add sums and counts."""
         part.sums.add(numbers[:, 0], numbers[:, 1])
 
 
 def measure_means(
-    passes: Passes, shapes: Shapes, report: Report | None
-) -> tuple[Run[TextPart], HeadOutputs]:
+    passes: PassSettings, shapes: Shapes, report: ReportProgress | None
+) -> tuple[CorpusRun[AblationSums], HeadOutputs]:
     """Return the pass over all texts, and the mean outputs of the heads of each place, (head, d), float64.
 
     An error or Ctrl-C is raised: means over only some of the texts are of no use.
@@ -239,19 +240,19 @@ def measure_means(
     return going, by_place
 
 
-def outputs_of(passes: Passes) -> Iterator[tuple[int, HeadOutputs]]:
+def outputs_of(passes: PassSettings) -> Iterator[tuple[int, HeadOutputs]]:
     """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
     reader = passes.reader
 
-    def read_outputs(rows: Sequence[Row]) -> HeadOutputs:
-        activations = Activations()
+    def read_outputs(rows: Sequence[TextRow]) -> HeadOutputs:
+        activations = ActivationRecorder()
         with torch.no_grad():
             reader.model.outputs(reader.read(rows).batch, activations, logits=False)
         return activations.outputs
 
-    for text in distinct(passes.texts, Copies()):
+    for text in distinct(passes.texts, CopyFilter()):
         # A text without tokens has no rows; of a long one the first row stands for it.
-        batches = reader.batches(Block(0, (text,)))
+        batches = reader.batches(TextBlock(0, (text,)))
         if batches:
             # `BatchHalver` refuses, with a hint, a row that does not fit into memory.
             for _, outputs in BatchHalver().run(batches[0][:1], read_outputs):
@@ -271,7 +272,7 @@ def shapes_of(outputs: Iterable[tuple[int, HeadOutputs]]) -> Shapes:
 # What changes without heads
 
 
-class Cut(NamedTuple):
+class AblatedHeads(NamedTuple):
     """Heads that are taken out together.
 
     Attributes:
@@ -286,7 +287,7 @@ class Cut(NamedTuple):
     donor: int = -1
 
 
-class StandIns(NamedTuple):
+class Replacements(NamedTuple):
     """The values that may replace heads' outputs.
 
     Attributes:
@@ -294,10 +295,10 @@ class StandIns(NamedTuple):
         donors: Of several texts, the index in the corpus and the outputs of heads, (head, token, d) by place.
     """
 
-    means: Mapping[Place, Tensor] = {}
+    means: Mapping[LayerKey, Tensor] = {}
     donors: Sequence[tuple[int, HeadOutputs]] = ()
 
-    def values(self, cut: Cut, place: Place, head: int, read: ReadBatch) -> Tensor:
+    def values(self, cut: AblatedHeads, place: LayerKey, head: int, read: ReadBatch) -> Tensor:
         """Return what replaces a head's output; it broadcasts to (row, 1, query, d)."""
         if cut.mode == "zero":
             return torch.zeros(())
@@ -315,19 +316,21 @@ class StandIns(NamedTuple):
         return torch.stack(rows)[:, None]
 
 
-class Cutting(RowMeasurer):
+class AblationMeasurer(RowMeasurer):
     """Measure the model without each cut, see `measure_cuts`.
 
     Several cuts go through one forward pass: the batch is repeated once per cut, and each repeat lacks other heads.
     """
 
-    def __init__(self, model: Model, cuts: Sequence[Cut], stand_ins: StandIns, **common: Any) -> None:
+    def __init__(
+        self, model: Model, cuts: Sequence[AblatedHeads], stand_ins: Replacements, **common: Any
+    ) -> None:
         # `common` are `reader` and `shape`.
         super().__init__(model, **common)
         self._cuts = cuts
         self._stand_ins = stand_ins
 
-    def measure(self, batch: Sequence[Row]) -> Measured:
+    def measure(self, batch: Sequence[TextRow]) -> Measured:
         """Run the whole model, and the model without each cut.
 
         Returns:
@@ -346,8 +349,10 @@ class Cutting(RowMeasurer):
             whole_logs = read.log_probabilities(rerun.whole.logits, 1)
             numbers[0] = _numbers_by_row(read, whole[None], whole_logs, whole_logs)[0]
             # Run it again from the first changed layer on, with as many cuts per pass as fit: PASS_TOKENS, or fewer
-            # (`halver.most_tokens`) once memory ran out.
-            pass_tokens = PASS_TOKENS if self.halver.most_tokens is None else self.halver.most_tokens
+            # (`halver.max_batch_tokens`) once memory ran out.
+            pass_tokens = (
+                PASS_TOKENS if self.halver.max_batch_tokens is None else self.halver.max_batch_tokens
+            )
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
             for first_block, cut_indices in rerun.plan(places, pass_tokens):
                 n_cuts = len(cut_indices)
@@ -363,10 +368,10 @@ class Cutting(RowMeasurer):
             broken[kind] = {layer: torch.where(fine, 0, torch.nan) for layer, fine in by_layer.items()}
         return numbers.swapaxes(0, 1), broken_rows(broken)
 
-    def _patches(self, cut_indices: Sequence[int], read: ReadBatch) -> Patched:
+    def _patches(self, cut_indices: Sequence[int], read: ReadBatch) -> HeadPatcher:
         """Return the patches for a batch that is repeated once per cut: each repeat lacks the heads of its cut."""
         n_rows = len(read.texts)
-        patches: dict[Place, list[Patch]] = {}
+        patches: dict[LayerKey, list[Patch]] = {}
         for repeat, cut_index in enumerate(cut_indices):
             cut = self._cuts[cut_index]
             rows = slice(repeat * n_rows, (repeat + 1) * n_rows)
@@ -374,9 +379,9 @@ class Cutting(RowMeasurer):
                 values = self._stand_ins.values(cut, (kind, layer), head, read)
                 patch = Patch("z", (head,), values, rows)
                 patches.setdefault((kind, layer), []).append(patch)
-        return Patched(patches)
+        return HeadPatcher(patches)
 
-    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+    def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
         """Add the changes by cuts, and the loss of the whole model."""
         whole = numbers[:, :1]  # (text, 1, 3)
         cuts = numbers[:, 1:]  # (text, cut, 3)
@@ -391,11 +396,11 @@ class Cutting(RowMeasurer):
 
 
 def measure_cuts(
-    passes: Passes,
-    cuts: Sequence[Cut],
-    stand_ins: StandIns,
-    report: Report | None = None,
-) -> Run[TextPart]:
+    passes: PassSettings,
+    cuts: Sequence[AblatedHeads],
+    stand_ins: Replacements,
+    report: ReportProgress | None = None,
+) -> CorpusRun[AblationSums]:
     """Take cuts out of every text, each cut on its own, and add up what changes: (cut, 3).
 
     For a text, h are the last hidden states of the whole model at its tokens, and h' those without the heads. Then l2
@@ -403,7 +408,7 @@ def measure_cuts(
     over the predictions. kl is the sum of KL(whole || without) over them. Both are in nats.
     """
     shape = (len(cuts), len(QUANTITIES))
-    measurer = partial(Cutting, cuts=tuple(cuts), stand_ins=stand_ins)
+    measurer = partial(AblationMeasurer, cuts=tuple(cuts), stand_ins=stand_ins)
     return _measure(passes, measurer, shape, report, "taking heads out of a later text")
 
 
@@ -441,13 +446,13 @@ def _numbers_by_row(
 # Importance of heads
 
 
-class Slopes(RowMeasurer):
+class GradientMeasurer(RowMeasurer):
     """Compute dL/dξ of each head, the derivative of the loss by a factor ξ = 1 on the head's output."""
 
-    def measure(self, batch: Sequence[Row]) -> Measured:
+    def measure(self, batch: Sequence[TextRow]) -> Measured:
         """Return the derivatives of the loss of each row, (row, head); 0 without predictions."""
         read = self._reader.read(batch)
-        leaves = Leaves("z")
+        leaves = GradientLeaves("z")
         logs = read.log_probabilities(self._model.outputs(read.batch, leaves).logits, 1)
         assert logs is not None  # the model has a head, see `study`
         # One sum for all rows: the loss of a row does not depend on the outputs of heads in other rows.
@@ -462,14 +467,16 @@ class Slopes(RowMeasurer):
             slopes.append(products.sum((2, 3)).cpu())
         return to_numpy(torch.cat(slopes, -1)), {}
 
-    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+    def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
         """Add the absolute derivatives per prediction; texts without predictions count nothing."""
         # (text, head) / (text, 1)
         slopes = np.abs(numbers) / np.maximum(n_predictions, 1)[:, None]
         part.sums.add(slopes, (n_predictions > 0)[:, None])
 
 
-def measure_importance(passes: Passes, shapes: Shapes, report: Report | None = None) -> Run[TextPart]:
+def measure_importance(
+    passes: PassSettings, shapes: Shapes, report: ReportProgress | None = None
+) -> CorpusRun[AblationSums]:
     """Measure how much the loss of a text changes with a factor ξ on each head's output: E |dL/dξ| over texts, (head,).
 
     L is a text's loss, in nats per prediction. Each text has factors of its own. So one backward pass over a batch
@@ -482,7 +489,7 @@ def measure_importance(passes: Passes, shapes: Shapes, report: Report | None = N
         Michel et al. 2019, section 4.1 (equation 2).
     """
     n_heads = sum(n for n, _ in shapes.values())
-    return _require_end(_measure(passes, Slopes, (n_heads,), report, "importance"))
+    return _require_end(_measure(passes, GradientMeasurer, (n_heads,), report, "importance"))
 
 
 def to_numpy(values: Tensor) -> Floats:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.seam import Kind
-from attnscope.corpus import Block, Chunk, batches, chunks
+from attnscope.corpus import Chunk, TextBlock, batches, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Loss, Model
+from attnscope.models.model import Batch, LossKind, Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.texts import batch_of, special_ids
 
@@ -36,7 +36,7 @@ OWN_CLASS = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class TextRow:
     """Hold one row of a batch: a text, or a chunk of a long one.
 
     Attributes:
@@ -115,7 +115,7 @@ class ReadBatch:
         return -logs.gather(-1, index)[..., 0]
 
 
-class Reader:
+class BatchReader:
     """Make batches of texts for one model.
 
     Args:
@@ -137,7 +137,7 @@ class Reader:
     def __init__(
         self,
         model: Model,
-        loss: Loss | None,
+        loss: LossKind | None,
         *,
         seed: int = 0,
         target: str | None = None,
@@ -170,10 +170,10 @@ class Reader:
                 f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target"
             )
 
-    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
+    def batches(self, block: TextBlock) -> Sequence[Sequence[TextRow]]:
         """Return the texts of a block in batches of at most BATCH_TOKENS tokens, the longest first."""
         limit = self.model.info.max_tokens
-        rows: list[Row] = []
+        rows: list[TextRow] = []
         for text in block.texts:
             tokens = tokens_of(text, self.model.tokenizer.encode, self._special)
             candidates = [self._row(chunk) for chunk in chunks(tokens, text.index, limit=limit)]
@@ -184,7 +184,7 @@ class Reader:
         sortable: Any = rows
         return batches(sortable, budget)[::-1]  # type: ignore[return-value]  # rows again
 
-    def _row(self, chunk: Chunk) -> Row | None:
+    def _row(self, chunk: Chunk) -> TextRow | None:
         """Return a chunk as a row; None if it has no ordinary token, or a masked model has none to predict in it."""
         tokens = chunk.tokens
         ids = tokens.ids
@@ -218,7 +218,7 @@ class Reader:
             answers = np.full(len(fresh), self._class)
         else:
             positions = answers = np.zeros(0, np.int64)
-        return Row(chunk.text_index, tokens, target, positions, answers, chunk.number)
+        return TextRow(chunk.text_index, tokens, target, positions, answers, chunk.number)
 
     def _choose_hidden(self, chunk: Chunk, ordinary: Indices) -> Indices:
         """Draw the tokens that are hidden, by the seed, the text and the chunk."""
@@ -231,21 +231,21 @@ class Reader:
 
     def _target(self, tokens: Tokens) -> Tokens:
         """Return the tokens that the decoder of an encoder-decoder reads for a text."""
-        writer = self.model.writer
-        assert writer is not None  # every encoder-decoder has one
+        text_generator = self.model.text_generator
+        assert text_generator is not None  # every encoder-decoder has one
         if self._given_target is not None:
-            target = writer.encode_target(self._given_target)
+            target = text_generator.encode_target(self._given_target)
         else:
             # Greedy answers are slow: write each once.
             key = tokens.ids.tobytes()
             if key not in self._greedy_targets:
-                self._greedy_targets[key] = writer.greedy_target(tokens)
+                self._greedy_targets[key] = text_generator.greedy_target(tokens)
             target = self._greedy_targets[key]
         # The decoder reads no more than it has positions for.
         positions = np.arange(len(target))
         return target.take(positions[: self.model.info.max_tokens])
 
-    def read(self, rows: Sequence[Row]) -> ReadBatch:
+    def read(self, rows: Sequence[TextRow]) -> ReadBatch:
         """Pad rows to a batch on the model's device, and list their predictions."""
         texts = [row.tokens for row in rows]
         targets = [row.target for row in rows if row.target is not None]

@@ -18,18 +18,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import attend
-from attnscope.core.interventions import Patch, Patched
-from attnscope.core.plain_torch import with_plain_torch
-from attnscope.errors import AttnscopeError, UsageError, amount, one_line, require_rounding
+from attnscope.core.interventions import HeadPatcher, Patch
+from attnscope.core.plain_torch import with_default_torch
+from attnscope.errors import AttnscopeError, UsageError, amount, one_line, require_close
 from attnscope.models.files import weight_files
-from attnscope.models.model import Model, Slice, example_batch
+from attnscope.models.model import Model, WeightSlice, example_batch
 from attnscope.questions.ablate import AblateOptions, Ablation
 from attnscope.results.storage import require_writable
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.texts import Report
+from attnscope.studies.inputs.texts import ReportProgress
 
 RECORD_FILE = "ablation.json"
 """The file of the new folder that holds the record: the removed heads, and the changes without them."""
@@ -43,13 +43,13 @@ _NOT_COPIED = "*.safetensors *.bin *.bin.index.json *.pt *.h5 *.msgpack *.onnx *
 """Patterns of files that hold weights, or do not belong to the model."""
 
 
-@with_plain_torch
+@with_default_torch
 def prune(
     spec: str,
     texts: Any,
     options: AblateOptions,
     loading: LoadOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
 ) -> Ablation:
     """Write a model without some heads into a new folder, and return the changes without them.
 
@@ -92,7 +92,7 @@ def prune(
     model = loading.load(source)
     ablation = ablate(model, texts, options, report)
     # (kind, layer) -> the heads that are ablated there. The table has a row for each.
-    heads: dict[Place, list[int]] = {}
+    heads: dict[LayerKey, list[int]] = {}
     table = ablation.table("heads")
     for kind, (layer, head) in zip(table["kind"].tolist(), table.layer_heads, strict=True):
         heads.setdefault((kind, layer), []).append(head)
@@ -123,7 +123,7 @@ def prune(
     return ablation
 
 
-def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[Slice]) -> None:
+def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[WeightSlice]) -> None:
     """Write the weights into a folder with slices set to zero, in files of the same names."""
     missing = {head_slice.name for head_slice in slices}
     for path in files:
@@ -147,7 +147,7 @@ def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[Slice])
         )
 
 
-def _key_of(head_slice: Slice, tensors: Mapping[str, Tensor]) -> str | None:
+def _key_of(head_slice: WeightSlice, tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name in a file of the weight that a slice is of; None = it is not there.
 
     The name in the model may have another prefix: encoder.layer.0… or bert.encoder.layer.0….
@@ -162,24 +162,24 @@ def _key_of(head_slice: Slice, tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _zero(weight: Tensor, head_slice: Slice) -> Tensor:
+def _zero(weight: Tensor, head_slice: WeightSlice) -> Tensor:
     """Return a weight with a slice of it set to zero."""
     return weight.index_fill(head_slice.axis, torch.tensor(head_slice.indices), 0)
 
 
-def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model) -> float:
+def _compare(model: Model, heads: Mapping[LayerKey, Sequence[int]], written: Model) -> float:
     """Return the largest relative difference of the written model from the gated one; refuse more than rounding."""
     # Run both models on one example: the one with the outputs of heads ("z") set to zero where attention is computed,
     # the other without their weights. A decoder beside an encoder reads a target.
     target = None
-    if "cross" in model.info.kinds and model.writer is not None:
-        target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids)[None]
+    if "cross" in model.info.kinds and model.text_generator is not None:
+        target = torch.from_numpy(model.text_generator.encode_target(EXAMPLE).ids)[None]
     batch = replace(example_batch(model), target_ids=target)
     patches = {}
     for place, indices in heads.items():
         patches[place] = [Patch("z", tuple(indices), torch.zeros(()))]
     with torch.no_grad():
-        gated = model.outputs(batch, Patched(patches))
+        gated = model.outputs(batch, HeadPatcher(patches))
         reloaded = written.outputs(batch, attend)
     # Compare hidden states and logits, relative to their largest number.
     differences = []
@@ -191,7 +191,7 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
     # Unlike max, np.max is NaN if any difference is.
     difference = float(np.max(differences))
     epsilon = torch.finfo(gated.hidden.dtype).eps
-    require_rounding(
+    require_close(
         "nothing is kept, for what was written differs from the model without these heads",
         difference,
         64 * epsilon * sum(model.info.n_layers) ** 0.5,

@@ -12,34 +12,34 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.linear_runs import require_gradients
-from attnscope.models.model import Loss, Model
+from attnscope.models.model import LossKind, Model
 from attnscope.questions.ablate import AblateOptions, Ablation, Mode, quantity_column
 from attnscope.results.table import HEADS, Estimate, Floats, Table
 from attnscope.studies.ablate.measurers import (
     DONORS,
     QUANTITIES,
-    Cut,
+    AblatedHeads,
+    AblationSums,
     Head,
     HeadOutputs,
-    Passes,
+    PassSettings,
+    Replacements,
     Shapes,
-    StandIns,
-    TextPart,
     measure_cuts,
     measure_importance,
     measure_means,
     outputs_of,
     shapes_of,
 )
-from attnscope.studies.ablate.reading import MASKED_SHARE, Reader
+from attnscope.studies.ablate.reading import MASKED_SHARE, BatchReader
 from attnscope.studies.failures import add_step
-from attnscope.studies.inputs.texts import Report, scale_report, texts_of
-from attnscope.studies.run import Run
+from attnscope.studies.inputs.texts import ReportProgress, scale_report, texts_of
+from attnscope.studies.run import CorpusRun
 from attnscope.studies.workers import Workers
 
 LOWEST = (0.0, -np.inf, 0.0)
@@ -50,12 +50,12 @@ _VALUE = 0
 _LOW = 1
 
 
-@with_plain_torch
+@with_default_torch
 def ablate(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: AblateOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     workers: Workers | None = None,
 ) -> Ablation:
     """Take heads out of a model, and measure what changes.
@@ -88,9 +88,9 @@ def ablate(
     """
     options = options or AblateOptions()
     loss = None if options.loss == "none" else model.loss
-    reader = Reader(model, loss, seed=options.seed, target=options.target, answer=options.answer)
+    reader = BatchReader(model, loss, seed=options.seed, target=options.target, answer=options.answer)
     _check_options(model, options, loss)
-    passes = Passes(reader, texts_of(corpus, model), workers)
+    passes = PassSettings(reader, texts_of(corpus, model), workers)
     # Heads' outputs on the first text give their shapes. Resampling takes those of DONORS texts other than the one at
     # hand, so it needs one more.
     is_resampled = "resample" in options.modes
@@ -120,12 +120,12 @@ def ablate(
     for index, name in enumerate(pass_names):
         reports[name] = scale_report(report, index, len(pass_names))
     # Go over the texts for the means, if they are needed, then for all cuts.
-    means_run: Run[TextPart] | None = None
+    means_run: CorpusRun[AblationSums] | None = None
     means: HeadOutputs = {}
     if "mean" in options.modes:
         means_run, means = measure_means(passes, shapes, reports["means"])
     # Even without cuts, this pass measures the whole model's loss and counts the texts.
-    going = measure_cuts(passes, cuts, StandIns(means, outputs), reports.get("cuts"))
+    going = measure_cuts(passes, cuts, Replacements(means, outputs), reports.get("cuts"))
     going.done.left_out.require_some_left(going.done.n_texts, model.info)
     # Add notes and lost blocks of the pass for the means that this pass does not repeat.
     if means_run is not None:
@@ -148,7 +148,7 @@ def ablate(
     return add_step(ablation, "importance", add)
 
 
-def _check_options(model: Model, options: AblateOptions, loss: Loss | None) -> None:
+def _check_options(model: Model, options: AblateOptions, loss: LossKind | None) -> None:
     """Refuse heads that the model does not have, and importances without a loss or gradients."""
     options.choice.within(model.info)
     if options.kind is not None:
@@ -193,21 +193,21 @@ def _all_heads(shapes: Shapes) -> list[Head]:
     return heads
 
 
-def _list_cuts(head_sets: Sequence[tuple[Head, ...]], modes: Sequence[Mode]) -> list[Cut]:
+def _list_cuts(head_sets: Sequence[tuple[Head, ...]], modes: Sequence[Mode]) -> list[AblatedHeads]:
     """Return the cuts of all sets of heads, ordered by mode, then donor, then set."""
-    cuts: list[Cut] = []
+    cuts: list[AblatedHeads] = []
     for mode in modes:
         donors = range(DONORS) if mode == "resample" else [-1]
         for donor in donors:
-            cuts += [Cut(heads, mode, donor) for heads in head_sets]
+            cuts += [AblatedHeads(heads, mode, donor) for heads in head_sets]
     return cuts
 
 
 def _add_importance(
-    passes: Passes,
+    passes: PassSettings,
     shapes: Shapes,
     heads: Sequence[Head],
-    report: Report | None,
+    report: ReportProgress | None,
     ablation: Ablation,
 ) -> Ablation:
     """Return the result with the importance of each head."""
@@ -224,9 +224,9 @@ def _add_importance(
 
 
 def _tables(
-    done: TextPart,
-    cuts: Sequence[Cut],
-    loss: Loss | None,
+    done: AblationSums,
+    cuts: Sequence[AblatedHeads],
+    loss: LossKind | None,
     heads: Sequence[Head],
     head_sets: Sequence[tuple[Head, ...]],
 ) -> dict[str, Table]:
@@ -298,10 +298,10 @@ def _notes(model: Model, options: AblateOptions) -> list[str]:
     return notes
 
 
-def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[str, Any]:
+def _describe(options: AblateOptions, loss: LossKind | None, heads: Table) -> dict[str, Any]:
     """Return the options of the record, with what is predicted, and how far the modes agree on the order of heads."""
     class_name = f"the class {options.answer or 'that the whole model gives'}"
-    predictions: dict[Loss | None, str] = {
+    predictions: dict[LossKind | None, str] = {
         "causal": "each next token",
         "masked": f"masked tokens: {MASKED_SHARE:.0%} of the tokens, seed {options.seed}",
         "target": "the decoder's target",

@@ -23,14 +23,14 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
-from attnscope.questions.atlas import KEPT_MASS, LEFT_OUT, MOST_KEYS
+from attnscope.questions.atlas import KEPT_MASS, LEFT_OUT, MAX_KEYS
 from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Scores
 from attnscope.studies.atlas.tables import KindTables, ReadText
 from attnscope.studies.heads.measuring import decoder_start, target_of
-from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids
+from attnscope.studies.inputs.texts import Progress, ReportProgress, batch_of, special_ids
 from attnscope.studies.run import BatchHalver
-from attnscope.studies.seen import Attention, count_heads, keep_attention
+from attnscope.studies.seen import KeptAttention, count_heads, keep_attention
 
 Head = tuple[str, int, int]
 """A head: kind of attention, layer, number."""
@@ -38,10 +38,10 @@ Head = tuple[str, int, int]
 ONE_TOKEN_IN = 8
 """The sample is an eighth of the corpus, within the next two bounds: so an atlas takes little longer than `heads`."""
 
-FEWEST_TOKENS = 4096
+MIN_TOKENS = 4096
 """The least size of the sample, in tokens."""
 
-MOST_TOKENS = 32_768
+MAX_TOKENS = 32_768
 """The largest size of the sample, in tokens."""
 
 DISTANCE_QUERIES = 16
@@ -61,7 +61,7 @@ _ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedExample:
     """Say which head an example shows, and why; the fields are columns of the table `examples`.
 
     Attributes:
@@ -97,7 +97,7 @@ class Example:
         codes: Their weights x 255, rounded.
     """
 
-    wanted: Wanted
+    wanted: WantedExample
     text: int
     source: str
     n_tokens: int
@@ -118,7 +118,7 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class RereadText:
     """Hold a text, or a chunk of a long one, that is read again.
 
     Attributes:
@@ -131,7 +131,7 @@ class Unit:
     text: CorpusText
     chunk: Chunk
     is_sampled: bool
-    wanted: Sequence[Wanted]
+    wanted: Sequence[WantedExample]
 
 
 @dataclass(eq=False)
@@ -151,7 +151,7 @@ class SecondPass:
     complete: bool = True
 
 
-def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> list[Unit]:
+def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> list[RereadText]:
     """Return the texts that are read again: those of the sample in its random order, then those of examples.
 
     Args:
@@ -161,7 +161,7 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
         cut: `chunk` and `stride` of `corpus.chunks`, which cuts long texts.
     """
     # Sample texts up to a number of tokens. One that is too long for the room left is passed over.
-    n_left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // ONE_TOKEN_IN))
+    n_left = min(MAX_TOKENS, max(MIN_TOKENS, n_tokens // ONE_TOKEN_IN))
     sampled = []
     for index in scores.sample:
         if scores.texts[index].n_tokens <= n_left:
@@ -171,14 +171,14 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
     if len(sampled) < 2:
         sampled = list(scores.sample[:2])
     # Index of a scored text -> the examples that it gives: the best texts of each head, and one of each decile.
-    wanted: dict[int, list[Wanted]] = defaultdict(list)
+    wanted: dict[int, list[WantedExample]] = defaultdict(list)
     _, text_of_decile = scores.deciles()
     for why, indices in (("top", scores.best()), ("decile", text_of_decile)):
         # (head, rank); -1 = there is no such text.
         for head, rank in np.argwhere(indices >= 0).tolist():
             index = int(indices[head, rank])
             score = float(scores.values[index, head])
-            wanted[index].append(Wanted(head, why, rank, score))
+            wanted[index].append(WantedExample(head, why, rank, score))
     # Cut these texts again, as they were cut when they were scored.
     special = special_ids(model)
     units = []
@@ -193,7 +193,7 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
         )
         # A scored text knows which chunk of its text it is.
         units.append(
-            Unit(
+            RereadText(
                 scored.text,
                 parts[scored.number],
                 index in sampled,
@@ -207,8 +207,8 @@ def read_rows(
     second_pass: SecondPass,
     model: Model,
     heads: Sequence[Head],
-    units: Sequence[Unit],
-    report: Report | None = None,
+    units: Sequence[RereadText],
+    report: ReportProgress | None = None,
 ) -> None:
     """Run the model on texts again, and add what an atlas shows of them to the results, text by text.
 
@@ -257,7 +257,7 @@ def read_rows(
 def _add_text(
     second_pass: SecondPass,
     heads: Sequence[Head],
-    unit: Unit,
+    unit: RereadText,
     attention: Any,
     place: int,
     start: Tokens | None,
@@ -315,7 +315,7 @@ class _SeenLayer:
     """
 
     kind: str
-    attention: Attention
+    attention: KeptAttention
     place: int
     text: ReadText
 
@@ -380,7 +380,7 @@ def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_SeenLay
         tables.compare(torch.cat([layer.rows(queries)[0] for layer in layers]))
 
 
-def _example_of(wanted: Wanted, unit: Unit, layer: _SeenLayer, head: int) -> Example:
+def _example_of(wanted: WantedExample, unit: RereadText, layer: _SeenLayer, head: int) -> Example:
     """Return an example of a head of a layer: the tokens that are shown, and the weights between them."""
     tokens = layer.text.tokens
     # The query that shows most, its largest key, and the tokens around both.
@@ -390,7 +390,7 @@ def _example_of(wanted: Wanted, unit: Unit, layer: _SeenLayer, head: int) -> Exa
     # The rows of the shown tokens, (shown token, key).
     by_head, _ = layer.rows(torch.from_numpy(places))
     weights = by_head[head].double().numpy()
-    kept = keep_rows(weights[:, places], weights.sum(1), KEPT_MASS, MOST_KEYS)
+    kept = keep_rows(weights[:, places], weights.sum(1), KEPT_MASS, MAX_KEYS)
     return Example(
         wanted=wanted,
         text=unit.text.index,

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.sampled_rows import Floats, Integers
-from attnscope.corpus import Block, Chunk, CorpusText
+from attnscope.corpus import Chunk, CorpusText, TextBlock
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions
 from attnscope.studies.describe.rows import hash_text
 from attnscope.studies.heads.measure_intervals import divide
 from attnscope.studies.heads.measuring import BatchResult, HeadMeasurer, HeadSums
 
 if TYPE_CHECKING:
-    from attnscope.core.catalogue import Measured
+    from attnscope.core.catalogue import MeasureSums
 
 CONTENT_MEANING = (
     "the share of attention that rests on neither special tokens nor the first one, times the nats that attention is "
@@ -31,7 +31,7 @@ CONTENT_MEANING = (
 )
 
 
-def score(sums: Measured, rank: str, n_texts: int) -> Floats:
+def score(sums: MeasureSums, rank: str, n_texts: int) -> Floats:
     """Return the score of each text by each head of a layer, (text, head); NaN if undefined.
 
     Args:
@@ -167,7 +167,7 @@ class AtlasMeasurer(HeadMeasurer):
         super().__init__(*arguments, **named)
         self._options = options
 
-    def start(self, block: Block) -> ScoredSums:
+    def start(self, block: TextBlock) -> ScoredSums:
         """Return sums of nothing yet."""
         return ScoredSums(_block={text.index: text for text in block.texts})
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.distance import classical_mds
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.models.model import Model
 from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas
 from attnscope.questions.heads import Heads
@@ -24,16 +24,16 @@ from attnscope.studies.atlas.rows import Example, SecondPass, read_rows, units_o
 from attnscope.studies.atlas.scores import CONTENT_MEANING, AtlasMeasurer, ScoredSums, Scores
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.study import study_heads
-from attnscope.studies.inputs.texts import AnyTexts, Report, texts_of
+from attnscope.studies.inputs.texts import AnyTexts, ReportProgress, texts_of
 from attnscope.studies.workers import Workers
 
 
-@with_plain_torch
+@with_default_torch
 def atlas(
     model: Model,
     corpus: AnyTexts,
     options: AtlasOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     workers: Workers | None = None,
 ) -> Atlas:
     """Measure every head as `heads` does, and collect the texts that show what it does.
@@ -159,7 +159,7 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pas
 def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
     """Return the tables and arrays of examples: head by head, the best texts before those of deciles, by rank."""
     examples = sorted(examples, key=_sort_key)
-    # The columns are fields of `Example` and `Wanted`. Excerpts are one string: a row says where its own begins.
+    # The columns are fields of `Example` and `WantedExample`. Excerpts are one string: a row says where its own begins.
     rows = []
     n_characters = 0
     for example in examples:

@@ -23,7 +23,7 @@ Flags = NDArray[np.bool_]
 Tiles = Iterable[tuple[slice, Tensor, Tensor]]
 """Tiles of queries, each with the weights, (head, query, key), and the keys that may be attended to, (query, key)."""
 
-LEAST_TEXTS = 3
+MIN_TEXTS = 3
 """In how many sampled texts an item must occur to be listed; with fewer sampled texts, in all of them."""
 
 BY_LIFT = 10
@@ -32,16 +32,16 @@ BY_LIFT = 10
 BY_MASS = 5
 """How many items it lists for their mass, the largest ones."""
 
-_MOST_TYPES = 1024
+_MAX_TYPES = 1024
 """How many types of query are items, at most, and how many types of key."""
 
-_MOST_BYTES = 56 * 2**20
+_MAX_BYTES = 56 * 2**20
 """Memory for the sums of pairs."""
 
 _BYTES_A_SUM = 48
 """Memory for the sums of one pair and one head: six numbers in `ItemSums`."""
 
-_FEWEST_PAIRS = 64
+_MIN_PAIRS = 64
 """How many pairs are items whatever memory they take, if as many are frequent."""
 
 _ANY = -1
@@ -107,12 +107,12 @@ class KindTables:
         for text in reversed(texts):
             self._labels |= zip(text.tokens.ids.tolist(), text.tokens.labels, strict=True)
         # Choose the types of query, the types of key, and the pairs of these that are frequent.
-        self._least_texts = max(1, min(LEAST_TEXTS, len(texts)))
-        self._query_types = self._choose_frequent([text.queries for text in texts], _MOST_TYPES)
-        self._key_types = self._choose_frequent([text.keys for text in texts], _MOST_TYPES)
-        most_pairs = max(_FEWEST_PAIRS, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
+        self._least_texts = max(1, min(MIN_TEXTS, len(texts)))
+        self._query_types = self._choose_frequent([text.queries for text in texts], _MAX_TYPES)
+        self._key_types = self._choose_frequent([text.keys for text in texts], _MAX_TYPES)
+        max_pairs = max(_MIN_PAIRS, _MAX_BYTES // (_BYTES_A_SUM * max(1, total)))
         pairs_of_texts = [_code_items(*self._types_of(text)) for text in texts]
-        pairs = self._choose_frequent(pairs_of_texts, most_pairs)
+        pairs = self._choose_frequent(pairs_of_texts, max_pairs)
         any_token = np.array([_ANY])
         asks = _code_items(self._query_types, any_token)
         gets = _code_items(any_token, self._key_types)
@@ -161,11 +161,11 @@ class KindTables:
             sums = self._sum_layer(heads, text, query_has_type, key_has_type, tiles)
             # (row, query type + 1, key type + 1) -> (row, item)
             by_item = sums.double().flatten(1).numpy()[:, is_item]
-            masses, even, (counts, least_shares) = np.split(by_item, [n_heads, 2 * n_heads])
+            masses, even, (counts, min_shares) = np.split(by_item, [n_heads, 2 * n_heads])
             # The lift, mass / even share, is largest if every query that sees an item gives it all its attention: then
             # it is count / least even share.
             largest_lifts = np.zeros_like(counts)
-            np.divide(counts, least_shares, out=largest_lifts, where=least_shares > 0)
+            np.divide(counts, min_shares, out=largest_lifts, where=min_shares > 0)
             self._sums.add(heads, items, masses, even, counts, largest_lifts)
 
     def _sum_layer(
@@ -200,7 +200,7 @@ class KindTables:
         # Adding to it gives it its shape.
         sums = torch.zeros(1)
         # Uniform attention puts the smallest mass outside sinks where a query sees all sinks and one other token.
-        least_even = 1 / (1 + (~outside).sum())
+        min_even = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
             # The rows of all heads, then uniform attention, (head + 1, query, key); 0 for queries that do not count.
             is_counted = torch.from_numpy(text.is_counted[queries]) & allowed.any(-1)
@@ -215,7 +215,7 @@ class KindTables:
             head_masses = outside_masses[:-1]
             even = outside_masses[-1:]
             sees = (even > 0).float()
-            on_all_keys = torch.cat([head_masses, even.expand_as(head_masses), sees, least_even * sees])
+            on_all_keys = torch.cat([head_masses, even.expand_as(head_masses), sees, min_even * sees])
             # Each type of key, (2 head + 2, query, key type): a head's even share is its mass outside sinks, spread
             # evenly over the keys there. The share of a type in these keys, (query, key type):
             shares = (even_weights(allowed & outside) * is_counted[:, None]) @ key_one_hot
@@ -264,7 +264,7 @@ class KindTables:
                 for item in choose_items(
                     Lifts(*of_head),
                     above_even=side != "asks",
-                    least_texts=self._least_texts,
+                    min_texts=self._least_texts,
                 ):
                     mass, lift, low, high, n_queries, n_texts = of_head[:, item]
                     row = {
@@ -281,7 +281,7 @@ class KindTables:
         return rows
 
 
-def choose_items(lifts: Lifts, *, above_even: bool, least_texts: int) -> list[int]:
+def choose_items(lifts: Lifts, *, above_even: bool, min_texts: int) -> list[int]:
     """Choose the items that are listed for a head: `BY_LIFT` by the lower end of their lift, and `BY_MASS` by mass.
 
     The lower end is fair to common and rare items: it is small for an item that was seen too seldom to tell.
@@ -289,13 +289,13 @@ def choose_items(lifts: Lifts, *, above_even: bool, least_texts: int) -> list[in
     Args:
         lifts: The lifts of a head on all items, (item,) each.
         above_even: Whether an item needs a lower end above 1 to be listed.
-        least_texts: In how many texts some query must see an item.
+        min_texts: In how many texts some query must see an item.
 
     Returns:
         The numbers of the items, by falling lower end.
     """
     low = np.nan_to_num(lifts.low)
-    is_clear = np.isfinite(lifts.lift) & (lifts.n_texts >= least_texts)
+    is_clear = np.isfinite(lifts.lift) & (lifts.n_texts >= min_texts)
     if above_even:
         is_clear &= low > 1
     items = np.flatnonzero(is_clear)

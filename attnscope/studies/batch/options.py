@@ -2,11 +2,11 @@
 
 from dataclasses import field
 
-from attnscope.choice import Between, Choice, Tokens
+from attnscope.choice import BetweenOptions, Choice, TokenOptions
 from attnscope.drawing.style import Style
 from attnscope.options import group, option, options, read_names
 from attnscope.results.kinds import KINDS
-from attnscope.studies.inputs.options import LoadOptions, SharedWork
+from attnscope.studies.inputs.options import LoadOptions, WorkerOptions
 from attnscope.studies.maps.options import MapOptions
 
 
@@ -19,8 +19,8 @@ class BatchOptions:
     """Hold the options for drawing texts."""
 
     choice: Choice = group(Choice)
-    tokens: Tokens = group(Tokens)
-    between: Between = group(Between)
+    tokens: TokenOptions = group(TokenOptions)
+    between: BetweenOptions = group(BetweenOptions)
     chat: bool = option(
         "Put each text into the model's chat template.", default=False, panel="Text", rare=True
     )
@@ -40,7 +40,7 @@ class BatchOptions:
         written="png",
         panel="Output",
     )
-    running: SharedWork = group(SharedWork)
+    running: WorkerOptions = group(WorkerOptions)
     loading: LoadOptions = field(default_factory=LoadOptions)
     style: Style = field(default_factory=Style)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import models
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.drawing.files import write_pages
 from attnscope.errors import AttnscopeError, parse_json
@@ -29,7 +29,7 @@ from attnscope.models.info import versions
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.pages.gallery import page
-from attnscope.questions.batch import Batch, DrawnText, FailedText
+from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 from attnscope.questions.heatmap_figures import pages
 from attnscope.questions.shares import find_shares
 from attnscope.results.kinds import FIGURE_FORMATS
@@ -43,9 +43,9 @@ from attnscope.results.storage import (
 )
 from attnscope.studies.batch.options import BatchOptions
 from attnscope.studies.failures import failure
-from attnscope.studies.inputs.options import SharedWork
+from attnscope.studies.inputs.options import WorkerOptions
 from attnscope.studies.inputs.reading import Prompt, read
-from attnscope.studies.inputs.texts import Progress, Report, share_read, texts_of
+from attnscope.studies.inputs.texts import Progress, ReportProgress, share_read, texts_of
 from attnscope.studies.maps.running import outline, run_model
 from attnscope.studies.maps.study import apply_changes
 from attnscope.studies.workers import Workers
@@ -72,14 +72,14 @@ _BYTES_PER_FILE_BYTE = 2
 """The memory of a loaded model, as a multiple of the size of its files."""
 
 
-@with_plain_torch
+@with_default_torch
 def batch(
     spec: str,
     texts: Corpus | Sequence[str],
     out: str | Path,
     options: BatchOptions | None = None,
-    report: Report | None = None,
-) -> Batch:
+    report: ReportProgress | None = None,
+) -> BatchRun:
     """Draw every text into a folder of its own, and list all of them in a manifest and an index.html.
 
     A second call skips texts that are drawn already with the same model, options and versions. So it completes a run
@@ -162,7 +162,7 @@ def batch(
         failed += [
             FailedText(problem.source, problem.line, problem.reason) for problem in texts.problems
         ]
-    finished = Batch(source.name, len(results), drawn, failed, n_new, complete)
+    finished = BatchRun(source.name, len(results), drawn, failed, n_new, complete)
     _write_lists(out, finished)
     if error is not None:
         raise error
@@ -174,7 +174,7 @@ def folder_name(index: int, text: str) -> str:
     return f"{index:05d}-{slug(text)}"
 
 
-def _write_lists(out: Path, finished: Batch) -> None:
+def _write_lists(out: Path, finished: BatchRun) -> None:
     """Write the files that list all texts. If nothing was drawn before Ctrl-C, those of an earlier run stay."""
     if finished.drawn or finished.complete:
         with replace_together(out) as staged:
@@ -207,7 +207,7 @@ def _failed_text(text: CorpusText, reason: str) -> FailedText:
     return FailedText(text.source, text.line, reason, text.index, text.text or "")
 
 
-def _choose_workers(running: SharedWork, source: models.Source, options: BatchOptions) -> Workers:
+def _choose_workers(running: WorkerOptions, source: models.Source, options: BatchOptions) -> Workers:
     """Return the workers that are asked for; by default one per core, or as many as have room for a model in memory."""
     if running.workers is None and running.executor == "local":
         n_cores = (
@@ -238,7 +238,7 @@ def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> byte
             paths += sorted(source.adapter.iterdir())
         digests |= {str(path): file_sha256(path) for path in paths if path.is_file()}
     # Files do not depend on the workers that draw them.
-    drawing = asdict(replace(options, running=SharedWork()))
+    drawing = asdict(replace(options, running=WorkerOptions()))
     libraries = versions() | {name: version(name) for name in ("matplotlib", "pillow")}
     dependencies = json.dumps([source.name, digests, drawing, libraries], default=str)
     return hashlib.sha256(_encode(dependencies)).digest()

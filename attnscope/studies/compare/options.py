@@ -11,7 +11,7 @@ from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL
 from attnscope.studies.inputs.options import refuse_file_names
 
 if TYPE_CHECKING:
-    from attnscope.studies.inputs.options import TextsWanted
+    from attnscope.studies.inputs.options import CorpusOptions
 
 
 @options
@@ -42,7 +42,7 @@ class CompareOptions:
 
 
 @options
-class CompareOrder(CompareOptions):
+class CompareCommandOptions(CompareOptions):
     """Hold the options for comparing heads with each other, between two texts or two models, or after an ablation."""
 
     other_text: str | None = option(
@@ -66,7 +66,7 @@ class CompareOrder(CompareOptions):
         panel="Drawing",
     )
 
-    def require_for(self, texts: TextsWanted) -> None:
+    def require_for(self, texts: CorpusOptions) -> None:
         """Refuse options that do not go together, and comparisons that do not fit the texts."""
         choice = self.choice
         refuse_file_names(self.other_text, hint="give the text itself")

@@ -25,21 +25,21 @@ from attnscope.core.distance import (
     cluster_heads,
     divergence_sums,
 )
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, CorpusText, block_batches
+from attnscope.corpus import BLOCK, TOKEN_BUDGET, Chunk, CorpusText, TextBlock, block_batches
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
-from attnscope.models.info import run_of
+from attnscope.models.info import run_facts
 from attnscope.models.model import Batch, Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.map_changes import renormalise
 from attnscope.results.table import HEADS, Table
 from attnscope.studies.compare.options import CompareOptions
-from attnscope.studies.failures import Place
-from attnscope.studies.inputs.texts import AnyTexts, Report, batch_of, special_ids, texts_of
-from attnscope.studies.run import Measurer, Part, run
+from attnscope.studies.failures import BrokenAt
+from attnscope.studies.inputs.texts import AnyTexts, ReportProgress, batch_of, special_ids, texts_of
+from attnscope.studies.run import Measurer, PartialSums, run
 from attnscope.studies.seen import count_heads, keep_attention
 from attnscope.studies.workers import Workers
 
@@ -59,13 +59,13 @@ _BYTES_A_PAIR = 300
 """The memory that a pair of heads takes: sums, moments, and what is computed from them."""
 
 
-@with_plain_torch
+@with_default_torch
 def compare(
     model: Model,
     corpus: AnyTexts,
     options: CompareOptions | None = None,
     *,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     workers: Workers | None = None,
 ) -> Comparison:
     """Compare all heads of a model with each other.
@@ -102,14 +102,14 @@ def compare(
     return replace(result, grids={**result.grids, **arrays})
 
 
-@with_plain_torch
+@with_default_torch
 def compare_models(
     model: Model,
     other: Model,
     corpus: AnyTexts,
     options: CompareOptions | None = None,
     *,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     workers: tuple[Workers, Workers] | None = None,
 ) -> Comparison:
     """Compare the heads of two models, or of two checkpoints of one.
@@ -136,7 +136,7 @@ def compare_models(
     return replace(result, grids={**result.grids, f"match:{result.distance_name}": match})
 
 
-@with_plain_torch
+@with_default_torch
 def without_heads(model: Model, heads: Sequence[Head]) -> Model:
     """Return a copy of a model in which some heads output 0, to compare the model with it.
 
@@ -171,7 +171,7 @@ def _measure(
     models: tuple[Model, ...],
     corpus: AnyTexts,
     options: CompareOptions | None,
-    report: Report | None,
+    report: ReportProgress | None,
     workers: tuple[Workers, ...] | None,
 ) -> Comparison:
     """Run one model or two on the texts, and return the distances of all pairs of their heads."""
@@ -203,7 +203,7 @@ def _measure(
     record_options: dict[str, Any] = {"compared": "heads", "distances": [options.distance]}
     tables = {"heads": heads_table(models[0], heads[0])}
     if len(models) > 1:
-        record_options |= {"compared": "models", "other_run": run_of(models[1].info)}
+        record_options |= {"compared": "models", "other_run": run_facts(models[1].info)}
         tables["other_heads"] = heads_table(models[1], heads[1])
     record_corpus = outcome.corpus(texts, models[0].info)
     record_corpus["text"] = corpus if isinstance(corpus, str) else None
@@ -234,7 +234,7 @@ def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[s
 
 
 @dataclass(kw_only=True, eq=False)
-class PairPart(Part):
+class PairPart(PartialSums):
     """Hold sums over texts.
 
     Attributes:
@@ -265,11 +265,11 @@ class PairMeasurer(Measurer[PairPart]):
             "choose fewer layers and heads (-L, -H)",
         )
 
-    def start(self, block: Block) -> PairPart:
+    def start(self, block: TextBlock) -> PairPart:
         """Return sums of nothing yet."""
         return PairPart()
 
-    def batches(self, block: Block) -> list[Sequence[Chunk]]:
+    def batches(self, block: TextBlock) -> list[Sequence[Chunk]]:
         """Cut a block into batches, the longest texts first; refuse texts that two models cut into different tokens."""
         first = self._models[0]
         special = special_ids(first)
@@ -286,13 +286,13 @@ class PairMeasurer(Measurer[PairPart]):
             budget=TOKEN_BUDGET,
         )
         # Split batches by memory: each text has a sum and a count, 8 bytes each, for every pair.
-        most_texts = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
+        max_texts = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
         small_batches: list[Sequence[Chunk]] = []
         for batch in batches[::-1]:
-            small_batches += [batch[i : i + most_texts] for i in range(0, len(batch), most_texts)]
+            small_batches += [batch[i : i + max_texts] for i in range(0, len(batch), max_texts)]
         return small_batches
 
-    def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | Place]]:
+    def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | BrokenAt]]:
         """Return the heads of each model; and for each chunk its sums, as `_sum` returns them.
 
         A broken chunk, for which a weight is NaN or infinite, has the kind and layer of that weight instead of sums.
@@ -306,7 +306,7 @@ class PairMeasurer(Measurer[PairPart]):
         return heads, [self._sum(attentions, row, chunk) for row, chunk in enumerate(batch)]
 
     def add(
-        self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | Place]]
+        self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | BrokenAt]]
     ) -> None:
         """Add the chunks of a batch; leave out texts on which a model computes NaN or infinity."""
         heads, results = result
@@ -331,7 +331,7 @@ class PairMeasurer(Measurer[PairPart]):
                 part.divergences[heads] = RunningSums(divergences.shape[1:])
             part.divergences[heads].add(divergences, counts)
 
-    def _sum(self, attentions: Sequence[_Attention], row: int, chunk: Chunk) -> Floats | Place:
+    def _sum(self, attentions: Sequence[_Attention], row: int, chunk: Chunk) -> Floats | BrokenAt:
         """Return the divergences of a chunk summed over queries, and the number of queries, (2, head, head).
 
         If a weight is NaN or infinite, return its kind and layer. `row` is the row of the chunk in the batch.

@@ -11,10 +11,10 @@ from attnscope.choice import Choice
 from attnscope.core.attention.calls import single_head
 from attnscope.core.attention.seam import attention_weights
 from attnscope.core.distance import Floats, Measure, divergence_sums, row_divergences
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.info import run_of
+from attnscope.models.info import run_facts
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.heatmap import AttentionMap
@@ -30,7 +30,7 @@ from attnscope.studies.seen import keep_attention
 Integers = NDArray[np.int64]
 
 
-@with_plain_torch
+@with_default_torch
 def compare_heads(
     model: Model, text: str, pick: Sequence[Head], options: CompareOptions | None = None
 ) -> Comparison:
@@ -78,7 +78,7 @@ def compare_heads(
     tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(attention.queries)}
     facts = {"compared": "picked", "distances": [options.distance], "single_note": note}
     corpus = {"text": attention.queries.text}
-    return Comparison(run_of(model.info, reading.notes), corpus, facts, tables, arrays)
+    return Comparison(run_facts(model.info, reading.notes), corpus, facts, tables, arrays)
 
 
 def _read_map(
@@ -93,7 +93,7 @@ def _read_map(
     return reading, record.maps[0]
 
 
-@with_plain_torch
+@with_default_torch
 def compare_texts(
     model: Model,
     text: str,
@@ -178,7 +178,7 @@ def compare_texts(
         "weights:second": weights[1],
         f"divergence:{name}": divergences,
     }
-    return Comparison(run_of(model.info, notes), corpus, facts, tables, arrays)
+    return Comparison(run_facts(model.info, notes), corpus, facts, tables, arrays)
 
 
 def _root_mean(divergences: Floats) -> Floats:

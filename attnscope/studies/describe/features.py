@@ -1,7 +1,7 @@
 """Compute the features that descriptions are made of: properties of a key, some of them relative to a query.
 
 A feature has a level for each pair of query and key: 0 or 1 for a property that a key has or does not have, 0 to
-`levels` - 1 for a degree. `catalogue` declares the features, `TextFacts` reads a text once, and `blocks_of` computes
+`levels` - 1 for a degree. `catalogue` declares the features, `FeatureFacts` reads a text once, and `blocks_of` computes
 the levels, with NumPy alone. `core.descriptions` fits features without knowing their names.
 
 Source:
@@ -36,7 +36,7 @@ GRADES = 16
 DISTANCES = 32
 """How many levels a distance has: the nearest key has the highest level, and all distant keys have level 0."""
 
-MOST_OFFSET = 9
+MAX_OFFSET = 9
 """The largest offset with a feature of its own, such as "the token 9 before"."""
 
 WITHIN = 4
@@ -145,7 +145,7 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
     """Return all features, one of them for each label of a special token."""
     # Single offsets.
     features = [Feature("self", "the token itself", "distance", 0)]
-    for n in range(1, MOST_OFFSET + 1):
+    for n in range(1, MAX_OFFSET + 1):
         for sign, side, nearest in (("-", "before", "previous"), ("+", "after", "next")):
             words = f"the {nearest} token" if n == 1 else f"the token {n} {side}"
             features.append(Feature(f"offset{sign}{n}", words, "distance", rank=n - 1))
@@ -166,7 +166,7 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
     return [*features, *_OTHER_FEATURES]
 
 
-def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Integers) -> Levels:
+def blocks_of(features: Sequence[Feature], facts: FeatureFacts, queries: Integers) -> Levels:
     """Compute the levels of features for some queries, (feature, query, key), uint8."""
     tokens = facts.tokens
     labels = np.array(tokens.labels, object)
@@ -181,12 +181,12 @@ def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Integers) 
     return blocks
 
 
-def _levels_of_distances(facts: TextFacts, queries: Integers) -> Arrays:
+def _levels_of_distances(facts: FeatureFacts, queries: Integers) -> Arrays:
     """Return the levels of distances by the name of the feature, (query, key)."""
     offset = np.arange(facts.n) - queries[:, None]
     distance = np.abs(offset)
     levels: Arrays = {"self": offset == 0, "left": offset < 0, "right": offset > 0}
-    for n in range(1, MOST_OFFSET + 1):
+    for n in range(1, MAX_OFFSET + 1):
         levels[f"offset-{n}"] = offset == -n
         levels[f"offset+{n}"] = offset == n
     # Nearer keys have higher levels. On the wrong side of the query the level is 0.
@@ -199,7 +199,7 @@ def _levels_of_distances(facts: TextFacts, queries: Integers) -> Arrays:
     return levels
 
 
-def _levels_of_relations(facts: TextFacts, queries: Integers) -> Arrays:
+def _levels_of_relations(facts: FeatureFacts, queries: Integers) -> Arrays:
     """Return the levels of other relations of a query and a key by the name of the feature, (query, key)."""
     keys = np.arange(facts.n)
     query = queries[:, None]
@@ -235,7 +235,7 @@ def _begins(group_ids: NDArray[np.integer]) -> Flags:
 
 
 @dataclass(frozen=True, eq=False)
-class TextFacts:
+class FeatureFacts:
     """Hold the facts of one text that features need; each is computed once.
 
     Attributes:
@@ -381,7 +381,7 @@ class TextFacts:
 
 @cache
 def _kinds_of(surface: str) -> frozenset[str]:
-    """Return the kinds of a token by how it is written; see `TextFacts.of_keys`."""
+    """Return the kinds of a token by how it is written; see `FeatureFacts.of_keys`."""
     if not surface:
         return frozenset()
     # Kinds by the first character, by all characters, by any of them, then by lists of English words.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.sampled_rows import Rows, starts_of
+from attnscope.core.sampled_rows import RowSample, starts_of
 from attnscope.corpus import Chunk, CorpusText, chunks, copy_key
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
@@ -25,10 +25,10 @@ from attnscope.studies.describe.features import (
     RESTING,
     Arrays,
     Feature,
+    FeatureFacts,
     Flags,
     Integers,
     Levels,
-    TextFacts,
     blocks_of,
     catalogue,
 )
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 QUERIES_A_TEXT = 8
 """If the sample is too large, texts are left out until each can have this many queries; only then it has fewer."""
 
-MOST_ENTRIES = 120_000
+MAX_ENTRIES = 120_000
 """The most pairs of a sampled query and a key of its text: the time of a description grows with them."""
 
-MOST_BYTES = 160 * 2**20
+MAX_BYTES = 160 * 2**20
 """The most memory for features of sampled rows and the attention of heads on them."""
 
-MOST_TEXTS = 1024
+MAX_TEXTS = 1024
 """How many texts are drawn, at most, before they are tokenised."""
 
-MOST_CHARACTERS = 4_000_000
+MAX_CHARACTERS = 4_000_000
 """How many characters these texts have together, at most."""
 
-FEWEST_TEXTS = 2
+MIN_TEXTS = 2
 """With fewer texts (or chunks of long ones), descriptions cannot be scored on other texts than they were fitted to."""
 
 TEXTS_TO_SPLIT = 6
@@ -63,12 +63,12 @@ TEXTS_TO_SPLIT = 6
 _N_FEATURES = 132
 """About how many features there are."""
 
-_FEWEST_ROWS = 200
+_MIN_ROWS = 200
 """How many rows are read whatever memory they take."""
 
 
 @dataclass(eq=False)
-class Unit:
+class SampledText:
     """Hold a sampled text, or a chunk of a long one.
 
     Attributes:
@@ -106,7 +106,7 @@ class Unit:
 # Draw
 
 
-class Drawing:
+class TextSampler:
     """Draw the texts whose contents have the smallest hashes, while something else reads the corpus."""
 
     def __init__(self, seed: int) -> None:
@@ -121,14 +121,14 @@ class Drawing:
             key = -int.from_bytes(hash_text(text, self._seed), "big")
             heapq.heappush(self._heap, (key, text.index, text))
             self._n_characters += text.n_characters
-            while len(self._heap) > FEWEST_TEXTS and (
-                len(self._heap) > MOST_TEXTS or self._n_characters > MOST_CHARACTERS
+            while len(self._heap) > MIN_TEXTS and (
+                len(self._heap) > MAX_TEXTS or self._n_characters > MAX_CHARACTERS
             ):
                 *_, dropped = heapq.heappop(self._heap)
                 self._n_characters -= dropped.n_characters
             yield text
 
-    def sample(self, model: Model, options: DescribeOptions, **cut: int | None) -> list[Unit]:
+    def sample(self, model: Model, options: DescribeOptions, **cut: int | None) -> list[SampledText]:
         """Draw chunks of the texts that were watched, and queries of these chunks; units for fitting come first.
 
         `cut` holds `chunk` and `stride`, as `corpus.chunks` takes them.
@@ -136,7 +136,7 @@ class Drawing:
         # Cut the texts into chunks, and sort these by hashes of their own.
         special = special_ids(model)
         start = decoder_start(model)
-        units: list[Unit] = []
+        units: list[SampledText] = []
         for *_, text in self._heap:
             tokens = tokens_of(text, model.tokenizer.encode, special)
             for chunk in chunks(tokens, text.index, limit=model.info.max_tokens, **cut):
@@ -144,13 +144,13 @@ class Drawing:
                 if len(chunk) > 1 and len(queries):
                     digest = hash_text(text, self._seed, chunk.number)
                     target = None if start is None else target_of(start, chunk.tokens)
-                    units.append(Unit(digest, text, chunk, queries, target=target))
+                    units.append(SampledText(digest, text, chunk, queries, target=target))
         units.sort(key=lambda unit: (unit.digest, unit.text.index))
         # Keep as many units and queries as time and memory allow; the hash also draws the queries.
         n_heads = int(np.dot(model.info.n_heads, model.info.n_layers))
         bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
-        most_entries = min(MOST_ENTRIES, MOST_BYTES // bytes_per_entry)
-        n_units, n_queries = _size_sample(units, options.queries, most_entries)
+        max_entries = min(MAX_ENTRIES, MAX_BYTES // bytes_per_entry)
+        n_units, n_queries = _size_sample(units, options.queries, max_entries)
         units = units[:n_units]
         for unit in units:
             rng = np.random.default_rng(int.from_bytes(unit.digest, "little"))
@@ -166,7 +166,7 @@ class Drawing:
         return sorted(units, key=lambda unit: not unit.fits)
 
 
-def _size_sample(units: Sequence[Unit], most_rows: int, most_entries: int) -> tuple[int, int]:
+def _size_sample(units: Sequence[SampledText], max_rows: int, max_entries: int) -> tuple[int, int]:
     """Return how many units are kept, and how many queries of each at most, within limits of rows and entries."""
     # The queries and the keys of each unit, (unit,).
     unit_queries = np.array([len(unit.queries) for unit in units], np.int64)
@@ -176,11 +176,11 @@ def _size_sample(units: Sequence[Unit], most_rows: int, most_entries: int) -> tu
         unit_rows = np.minimum(unit_queries[:n_units], n_queries)
         n_rows = int(unit_rows.sum())
         n_entries = int(unit_rows @ unit_keys[:n_units])
-        return n_rows <= most_rows and (n_entries <= most_entries or n_rows <= _FEWEST_ROWS)
+        return n_rows <= max_rows and (n_entries <= max_entries or n_rows <= _MIN_ROWS)
 
     # First leave out units, until each may have QUERIES_A_TEXT queries.
     n_units = len(units)
-    while n_units > FEWEST_TEXTS and not is_within_limits(n_units, QUERIES_A_TEXT):
+    while n_units > MIN_TEXTS and not is_within_limits(n_units, QUERIES_A_TEXT):
         n_units -= max(1, n_units // 50)
     # Then give each as many queries as the limits allow, and at least one.
     n_queries = int(unit_queries[:n_units].max(initial=1))
@@ -197,7 +197,7 @@ def hash_text(text: CorpusText, seed: int, chunk: int = -1) -> bytes:
 # Join
 
 
-class Types:
+class TokenTypes:
     """Hold the types of token in the sample.
 
     Attributes:
@@ -222,7 +222,7 @@ class Types:
 
 
 @dataclass(eq=False)
-class Group:
+class HeadGroup:
     """Hold heads that may attend to the same keys, with their sampled rows in two forms.
 
     A head *rests* on sinks: special tokens and the first token are the resting keys. The *active* rows are attention on
@@ -247,16 +247,16 @@ class Group:
     kind: str
     heads: tuple[tuple[int, int], ...]
     features: Sequence[Feature]
-    types: Types
-    active: Rows
-    sinks: Rows
+    types: TokenTypes
+    active: RowSample
+    sinks: RowSample
     sink_features: Sequence[int]
     sink_rows: Integers
     ordinary: Flags
     offsets: NDArray[np.int32]
     queries: Integers
 
-    def ordinary_rows(self, texts: Sequence[int]) -> Rows:
+    def ordinary_rows(self, texts: Sequence[int]) -> RowSample:
         """Copy the active rows with ordinary queries of some texts, given by their numbers in the sample."""
         is_chosen = np.isin(self.active.texts, np.asarray(texts)) & self.ordinary
         return self.active.select(np.flatnonzero(is_chosen))
@@ -264,11 +264,11 @@ class Group:
 
 def join_rows(
     model: Model,
-    units: Sequence[Unit],
+    units: Sequence[SampledText],
     counts: Integers,
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
-) -> list[Group]:
+) -> list[HeadGroup]:
     """Join the rows of sampled texts into groups of heads that may attend to the same keys.
 
     Args:
@@ -287,7 +287,7 @@ def join_rows(
                 special |= dict.fromkeys(tokens.labels[i] for i in np.flatnonzero(tokens.special))
                 labels |= zip(tokens.ids.tolist(), tokens.labels, strict=True)
     features = catalogue(list(special))
-    types = Types(model, labels)
+    types = TokenTypes(model, labels)
     frequent = frequent_words(units, counts)
 
     groups = []
@@ -310,17 +310,17 @@ def join_rows(
     return groups
 
 
-def text_facts(model: Model, tokens: Tokens, counts: Integers, frequent: Integers) -> TextFacts:
+def text_facts(model: Model, tokens: Tokens, counts: Integers, frequent: Integers) -> FeatureFacts:
     """Return the facts of a text that features need; `frequent` are the ids that `frequent_words` returns."""
     import torch
 
     batch = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
     embeddings = None if batch is None else batch[0].cpu().numpy()
     is_frequent = np.isin(tokens.ids, frequent)
-    return TextFacts(tokens, log_frequency(counts, tokens.ids), is_frequent, embeddings)
+    return FeatureFacts(tokens, log_frequency(counts, tokens.ids), is_frequent, embeddings)
 
 
-def frequent_words(units: Sequence[Unit], counts: Integers) -> Integers:
+def frequent_words(units: Sequence[SampledText], counts: Integers) -> Integers:
     """Return the ids of the most frequent words of a sample, which are half of all occurrences of its words."""
     # The words of the sample: tokens with a letter.
     words: set[int] = set()
@@ -340,11 +340,11 @@ def frequent_words(units: Sequence[Unit], counts: Integers) -> Integers:
 def _join_group(
     kind: str,
     layers: Mapping[int, list[int]],
-    units: Sequence[Unit],
+    units: Sequence[SampledText],
     levels_of_texts: Sequence[Levels],
     features: Sequence[Feature],
-    types: Types,
-) -> Group:
+    types: TokenTypes,
+) -> HeadGroup:
     """Return the group of some heads, layer -> their numbers, which all have the same masks.
 
     `levels_of_texts` are the levels of all features in each text, (feature, query, key).
@@ -380,7 +380,7 @@ def _join_group(
             _cut_out_sinks(number, allowed & has_choice[:, None], rests, levels[sink_features], weights)
         )
 
-        # Fields of `Group` on the active rows. A row with a choice is the next row of sinks.
+        # Fields of `HeadGroup` on the active rows. A row with a choice is the next row of sinks.
         active_facts.append(
             {
                 "sink_rows": n_sink_rows + np.cumsum(has_choice)[is_active] - 1,
@@ -395,7 +395,7 @@ def _join_group(
     all_heads: list[tuple[int, int]] = []
     for layer, heads in layers.items():
         all_heads += product([layer], heads)
-    return Group(
+    return HeadGroup(
         kind=kind,
         heads=tuple(all_heads),
         features=features,
@@ -419,7 +419,7 @@ def _cut_out(number: int, is_entry: Flags, levels: Levels, weights: NDArray[np.f
         weights: The attention of heads, (head, row, key).
 
     Returns:
-        Arrays by the names of the fields of `Rows`; and "lengths", how many entries each row has.
+        Arrays by the names of the fields of `RowSample`; and "lengths", how many entries each row has.
     """
     lengths = is_entry.sum(1)
     lengths = lengths[lengths > 0]
@@ -456,7 +456,7 @@ def _join(parts: Sequence[Arrays]) -> Arrays:
     return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
 
 
-def _join_rows(parts: Sequence[Arrays], levels: Integers) -> Rows:
+def _join_rows(parts: Sequence[Arrays], levels: Integers) -> RowSample:
     """Join the rows of several texts; `levels` is how many levels each feature has, (feature,)."""
     joined: Any = _join(parts)
-    return Rows(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)
+    return RowSample(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)

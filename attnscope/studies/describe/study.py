@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attnscope.core import descriptions, directions
 from attnscope.core.descriptions import Description, row_losses, score, score_of_texts
-from attnscope.core.sampled_rows import Floats, Rows
+from attnscope.core.sampled_rows import Floats, RowSample
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import EVEN_NATS
 from attnscope.questions.heads import DESCRIPTION, Heads
@@ -26,26 +26,26 @@ from attnscope.report.numbers import percent
 from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature, Flags, Integers
-from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, join_rows
-from attnscope.studies.describe.words import HeadWords, Kinds, named_threshold
+from attnscope.studies.describe.rows import MIN_TEXTS, HeadGroup, SampledText, join_rows
+from attnscope.studies.describe.words import HeadWords, KeyKinds, named_threshold
 from attnscope.studies.heads.options import DescribeOptions
 
-MOST_OWN_TERMS = 3
+MAX_OWN_TERMS = 3
 """How many terms of a description may be features that are fitted to the head alone."""
 
-MOST_SINK_TERMS = 4
+MAX_SINK_TERMS = 4
 """How many terms say where a head rests, at most."""
 
-LEAST_EXPLAINED = 0.3
+MIN_EXPLAINED = 0.3
 """The explained share below which a head is said to be mostly undescribed."""
 
 NO_TERM = "no term outside sinks"
 """What a line says of the other half of the texts if the description fitted there has no term outside sinks."""
 
-LEAST_MENTIONED = 0.02
+MIN_MENTIONED = 0.02
 """The share of attention below which a part of a description is not mentioned."""
 
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """How many of the tokens on which a description fails are listed."""
 
 WORST_ROWS = 60
@@ -60,13 +60,17 @@ TOKENS_BEFORE = 6
 _NAN = float("nan")
 _NO_TEXTS = {column.name: "" for column in DESCRIPTION if column.kind == "text"}
 
-Line = dict[str, Any]
+HeadLine = dict[str, Any]
 """What is known of a head: its row of the columns `DESCRIPTION`; its `place`, (kind, layer, head); and under `terms`
 and `failures` its rows of these tables. A failure has its rows of the table `expected` under that name."""
 
 
 def add_descriptions(
-    result: Heads, model: Model, sample: Sequence[Unit], counts: Integers, options: DescribeOptions
+    result: Heads,
+    model: Model,
+    sample: Sequence[SampledText],
+    counts: Integers,
+    options: DescribeOptions,
 ) -> Heads:
     """Return a study of heads with their descriptions: new columns of its heads, and tables of terms and failures.
 
@@ -79,7 +83,7 @@ def add_descriptions(
     """
     sample = [unit for unit in sample if unit.rows]
     fits = fit_sample(model, sample, counts, options)
-    lines: list[Line] = []
+    lines: list[HeadLine] = []
     for fit in fits:
         lines += describe_fitted(fit, sample)
     # The size of the sample is recorded even if no head could be described.
@@ -91,23 +95,23 @@ def add_descriptions(
     return add_lines(replace(result, options={**result.options, "described": described}), lines)
 
 
-def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
+def add_lines(result: Heads, lines: Sequence[HeadLine]) -> Heads:
     """Return a study of heads with the lines of some of them; without any line it is as it was."""
     if not lines:
         return result
     # The columns of heads; those that were not described have empty texts.
     heads = result.table("heads")
     by_place = {line["place"]: line for line in lines}
-    rows: list[Line] = []
+    rows: list[HeadLine] = []
     for kind, head in zip(heads["kind"].tolist(), heads.layer_heads, strict=True):
         rows.append(by_place.get((kind, *head), _NO_TEXTS))
     added = Table.of(DESCRIPTION, rows)
     described = Table({**heads.columns, **added.columns}, {**heads.values, **added.values})
 
     # The tables of terms, of failures, and of what was expected there. They refer to heads and failures by row numbers.
-    terms: list[Line] = []
-    failures: list[Line] = []
-    expected: list[Line] = []
+    terms: list[HeadLine] = []
+    failures: list[HeadLine] = []
+    expected: list[HeadLine] = []
     for number, row in enumerate(rows):
         terms += [{**term, "head": number} for term in row.get("terms", ())]
         for failure in row.get("failures", ()):
@@ -120,10 +124,10 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
 
 
 def fit_sample(
-    model: Model, sample: Sequence[Unit], counts: Integers, options: DescribeOptions
-) -> list[Fitted]:
+    model: Model, sample: Sequence[SampledText], counts: Integers, options: DescribeOptions
+) -> list[FittedGroup]:
     """Fit descriptions of all groups of heads to a sample; return none if it has too few texts."""
-    if len(sample) < FEWEST_TEXTS:
+    if len(sample) < MIN_TEXTS:
         return []
     groups = join_rows(model, sample, counts, options.heads)
     return [fit_group(group, sample, options) for group in groups]
@@ -133,7 +137,7 @@ def fit_sample(
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedGroup:
     """Hold the descriptions of a group's heads, with the rows that they were fitted to and are scored on.
 
     Attributes:
@@ -147,17 +151,17 @@ class Fitted:
         is_fitted: Whether the text of an active row is for fitting, (active row,).
     """
 
-    group: Group
-    fitted: Rows
-    scored: Rows
-    scored_sinks: Rows
+    group: HeadGroup
+    fitted: RowSample
+    scored: RowSample
+    scored_sinks: RowSample
     active: list[Description]
     other_half: list[Description]
     sinks: list[Description]
     is_fitted: Flags
 
 
-def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
+def fit_group(group: HeadGroup, sample: Sequence[SampledText], options: DescribeOptions) -> FittedGroup:
     """Fit both parts of the descriptions of a group's heads to the texts for fitting."""
     is_fitted = np.array([unit.fits for unit in sample])
     fitted_texts = np.flatnonzero(is_fitted).tolist()
@@ -177,19 +181,19 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     sink_ranks = [feature.rank for feature in sink_features]
     single_sinks = [i for i, feature in enumerate(sink_features) if feature.name != RESTING]
     fitted_sinks = group.sinks.of_texts(fitted_texts)
-    return Fitted(
+    return FittedGroup(
         group=group,
         fitted=fitted,
         scored=scored,
         scored_sinks=group.sinks.of_texts(scored_texts),
-        active=descriptions.describe(fitted, ranks, options.most_terms, candidates, MOST_OWN_TERMS),
-        other_half=descriptions.describe(scored, ranks, 1, candidates, MOST_OWN_TERMS),
-        sinks=descriptions.describe(fitted_sinks, sink_ranks, MOST_SINK_TERMS, single_sinks),
+        active=descriptions.describe(fitted, ranks, options.max_terms, candidates, MAX_OWN_TERMS),
+        other_half=descriptions.describe(scored, ranks, 1, candidates, MAX_OWN_TERMS),
+        sinks=descriptions.describe(fitted_sinks, sink_ranks, MAX_SINK_TERMS, single_sinks),
         is_fitted=is_fitted[group.active.texts],
     )
 
 
-def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
+def _columns_of_types(group: HeadGroup, fitted: RowSample) -> NDArray[np.float32]:
     """Return the columns that describe each type of token, (type, column); see `core.directions.describe_types`."""
     labels = group.types.labels
     occurrences = np.bincount(fitted.key_types, minlength=len(labels))
@@ -211,7 +215,7 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
     return directions.describe_types(group.types.embeddings, occurrences, further)
 
 
-def _distinct_features(group: Group) -> list[int]:
+def _distinct_features(group: HeadGroup) -> list[int]:
     """Return the numbers of the features that differ from every simpler feature in some row of the sample."""
     # Of features with the same levels, the simplest comes first and is kept.
     ranks = [feature.rank for feature in group.features]
@@ -221,7 +225,7 @@ def _distinct_features(group: Group) -> list[int]:
     return list(simplest.values())
 
 
-def whole_losses(fit: Fitted, head: int) -> Floats:
+def whole_losses(fit: FittedGroup, head: int) -> Floats:
     """Return the loss of a head's whole description, and that of uniform attention, for each scored row.
 
         KL of a row = KL over sinks and all free keys together + mass of the free keys · KL among the free keys
@@ -240,7 +244,7 @@ def whole_losses(fit: Fitted, head: int) -> Floats:
     return on_free_keys[:, sinks.index] + on_sinks
 
 
-def active_losses(fit: Fitted, head: int) -> tuple[Floats, bool]:
+def active_losses(fit: FittedGroup, head: int) -> tuple[Floats, bool]:
     """Return the loss of a head's description on active rows, and whether it also holds for special queries.
 
     If uniform attention is nearer to that of special queries on the fitted texts, it is expected of them instead.
@@ -261,17 +265,19 @@ def active_losses(fit: Fitted, head: int) -> tuple[Floats, bool]:
 # Say what was fitted
 
 
-def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[Line]:
+def describe_fitted(fit: FittedGroup, sample: Sequence[SampledText]) -> list[HeadLine]:
     """Return the lines of a group's heads."""
-    kinds = Kinds(fit.group, fit.fitted)
+    kinds = KeyKinds(fit.group, fit.fitted)
     return [_describe_head(fit, sample, kinds, head) for head in range(len(fit.group.heads))]
 
 
-def _describe_head(fit: Fitted, sample: Sequence[Unit], kinds: Kinds, head: int) -> Line:
+def _describe_head(
+    fit: FittedGroup, sample: Sequence[SampledText], kinds: KeyKinds, head: int
+) -> HeadLine:
     """Return the line of a head, given by its number in the group."""
     # The score of both parts together.
     whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, head))
-    line: Line = {
+    line: HeadLine = {
         **_NO_TEXTS,
         "place": (fit.group.kind, *fit.group.heads[head]),
         "whole_nats": whole.nats,
@@ -299,7 +305,7 @@ def _describe_head(fit: Fitted, sample: Sequence[Unit], kinds: Kinds, head: int)
     # Put both parts into words. If the head hardly attends off the sinks, that part is left out, and the numbers are
     # those of the whole.
     resting = _describe_resting(active_share, rests)
-    if active_share >= LEAST_MENTIONED:
+    if active_share >= MIN_MENTIONED:
         main = active
         # Mean nats of the active rows as scaled to 1.
         line["nats"] = active.nats / active_share
@@ -335,19 +341,19 @@ def _describe_attending(nats: float, explained: float, summary: str) -> str:
         return "all other tokens evenly"
     if not summary:
         return "undescribed"
-    return summary if explained >= LEAST_EXPLAINED else f"{summary}; mostly undescribed"
+    return summary if explained >= MIN_EXPLAINED else f"{summary}; mostly undescribed"
 
 
-def _describe_resting(active_share: float, rests: Sequence[Line]) -> list[str]:
+def _describe_resting(active_share: float, rests: Sequence[HeadLine]) -> list[str]:
     """Return the part of a line about sinks, such as "rests 69% on [CLS]"; none if the head hardly rests."""
-    if active_share > 1 - LEAST_MENTIONED:
+    if active_share > 1 - MIN_MENTIONED:
         return []
     # Name the two sinks with the largest shares, but none that gets less than under uniform attention by its term.
     shares = {}
     for term in rests:
         share = term["share"]
         is_preferred = term["weight"] >= 0 or share.value >= share.baseline
-        if share.value >= LEAST_MENTIONED and is_preferred:
+        if share.value >= MIN_MENTIONED and is_preferred:
             shares[term["words"]] = share.value
     text = f"rests {percent(1 - active_share)}"
     if shares:
@@ -356,8 +362,8 @@ def _describe_resting(active_share: float, rests: Sequence[Line]) -> list[str]:
 
 
 def _terms_rows(
-    part: str, description: Description, rows: Rows, features: Sequence[Feature], words: HeadWords
-) -> list[Line]:
+    part: str, description: Description, rows: RowSample, features: Sequence[Feature], words: HeadWords
+) -> list[HeadLine]:
     """Return the terms of a description as rows of the table `terms`.
 
     Args:
@@ -394,7 +400,9 @@ def _terms_rows(
     return terms
 
 
-def _failures(fit: Fitted, sample: Sequence[Unit], head: int, losses: Floats) -> list[Line]:
+def _failures(
+    fit: FittedGroup, sample: Sequence[SampledText], head: int, losses: Floats
+) -> list[HeadLine]:
     """Return the rows on which a description fails most, one of a text, as rows of the table `failures`.
 
     Each has the keys to which the description expects most attention, as rows of the table `expected`. `losses` are
@@ -407,7 +415,7 @@ def _failures(fit: Fitted, sample: Sequence[Unit], head: int, losses: Floats) ->
     worst = np.argsort(-losses, kind="stable")[:WORST_ROWS]
     _, first_of_texts = np.unique(rows.texts[worst], return_index=True)
     failures = []
-    for row in worst[np.sort(first_of_texts)[:MOST_FAILURES]]:
+    for row in worst[np.sort(first_of_texts)[:MAX_FAILURES]]:
         unit = sample[rows.texts[row]]
         query = int(fit.group.queries[rows.index[row]])
         labels = unit.tokens(fit.group.kind).labels

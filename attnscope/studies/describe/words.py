@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.descriptions import Description
-from attnscope.core.sampled_rows import Column, Floats, Rows
+from attnscope.core.sampled_rows import FittedFeature, Floats, RowSample
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.features import Flags
-from attnscope.studies.describe.rows import Group
+from attnscope.studies.describe.rows import HeadGroup
 
 TOKENS = 6
 """How many tokens name a term, at most."""
@@ -23,19 +23,19 @@ TOKENS = 6
 HIGH_VALUE = 0.5
 """A term that is a column names the tokens with at least this value in it; values are 0 to 1."""
 
-MOST_NAMED = 0.35
+MAX_NAMED = 0.35
 """The largest share of all keys, or of all queries, that a column names: beyond it, the value must be higher."""
 
-LEAST_COVERED = 0.6
+MIN_COVERED = 0.6
 """Queries are named by kinds of tokens if these kinds cover at least this share of them, else by tokens."""
 
-MOST_PAIRS = 2
+MAX_PAIRS = 2
 """How many strong pairs of tokens a line names, at most."""
 
-FEWEST_TEXTS = 2
+MIN_TEXTS = 2
 """In how many texts a strong pair must occur."""
 
-LEAST_EXCESS = 0.03
+MIN_EXCESS = 0.03
 """The attention of a row that a strong pair must get beyond what the terms give it, as a mean that is shrunk to 0."""
 
 _ADDED_OCCURRENCES = 2
@@ -44,42 +44,42 @@ _ADDED_OCCURRENCES = 2
 _STRONG_ENTRIES = 2**13
 """Strong pairs are sought among this many entries, those with the largest excess."""
 
-LEAST_ENGLISH = 0.25
+MIN_ENGLISH = 0.25
 """Texts are English if at least this share of their words is in closed English classes."""
 
-LEAST_LIFT = 1.3
+MIN_LIFT = 1.3
 """A kind of key is named if its lift is at least this."""
 
-LEAST_FIRST_LIFT = 1.15
+MIN_FIRST_LIFT = 1.15
 """In the first phrase of a line, this lift is enough for the kind with the largest one."""
 
-MOST_AVOIDED_LIFT = 0.5
+MAX_AVOIDED_LIFT = 0.5
 """A kind of key is named as avoided if its lift is at most this."""
 
-MOST_GROUPS = 3
+MAX_GROUPS = 3
 """How many groups of terms have a phrase in a line, at most."""
 
-MOST_PHRASES = 2
+MAX_PHRASES = 2
 """How many kinds of keys, avoided kinds, or relations a phrase names, at most."""
 
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """A kind is named if it gets at least this share of attention, or would get it by the other terms."""
 
-LEAST_DISTANCE_LIFT = 1.2
+MIN_DISTANCE_LIFT = 1.2
 """Distances are named outwards from the query while their lift is at least this; else the one with the largest lift. Of
 their two halves, the one whose lift is this many times the other's is said to come first."""
 
-LEAST_PEAK_LIFT = 1.5
+MIN_PEAK_LIFT = 1.5
 """One of the named distances is named as the peak if its lift is this many times the next one's. The query itself is
 named if its lift is at least this."""
 
 EQUAL_FACTOR = 1.4
 """Groups of terms whose nats differ by less than this factor are said to count equally."""
 
-LEAST_NATS = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
+MIN_NATS = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
 """A group of terms has no phrase if its nats are less than this share of those of the strongest group."""
 
-MOST_ATTENTION = 0.7
+MAX_ATTENTION = 0.7
 """If the distances that are named get this share of attention, no side of the query is said to be avoided."""
 
 _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
@@ -102,11 +102,11 @@ def named_threshold(values: Floats) -> float:
     levels, counts = np.unique(values, return_counts=True)
     shares = counts[::-1].cumsum()[::-1] / max(1, len(values))
     largest = float(values.max(initial=0.0))
-    rare_levels = np.append(levels[shares <= MOST_NAMED], largest)
+    rare_levels = np.append(levels[shares <= MAX_NAMED], largest)
     return max(min(HIGH_VALUE, largest), float(rare_levels[0]))
 
 
-class Kinds:
+class KeyKinds:
     """Assign each key one kind, such as commas or verbs.
 
     Words have English classes as kinds if the texts are English; otherwise they are frequent or infrequent.
@@ -118,7 +118,7 @@ class Kinds:
         signs: The names of kinds that need no examples.
     """
 
-    def __init__(self, group: Group, rows: Rows) -> None:
+    def __init__(self, group: HeadGroup, rows: RowSample) -> None:
         numbers = {feature.name: number for number, feature in enumerate(group.features)}
 
         def flags(names: Sequence[str]) -> Flags:
@@ -127,7 +127,7 @@ class Kinds:
 
         order = [*_SIGNS, "digit", "piece"]
         is_closed = flags(tuple(CLOSED_CLASSES)).any(0)
-        if is_closed.sum() >= LEAST_ENGLISH * flags(["word"]).sum():
+        if is_closed.sum() >= MIN_ENGLISH * flags(["word"]).sum():
             # Negations come first: they are in other closed classes too.
             order += sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
             order += ["name", *OPEN_CLASSES]
@@ -145,7 +145,7 @@ class Kinds:
         self.wholes = {"punctuation": {*range(len(_SIGNS))}, "function words": function_words}
 
     def merge(self, chosen: Sequence[int], is_common: Flags) -> list[tuple[str, list[int]]]:
-        """Return the names of the first MOST_PHRASES chosen kinds, each with the numbers of the kinds in it.
+        """Return the names of the first MAX_PHRASES chosen kinds, each with the numbers of the kinds in it.
 
         A whole such as "punctuation" replaces its kinds if all common ones among these are chosen.
 
@@ -162,7 +162,7 @@ class Kinds:
                 if number in members and len(needed) > 1 and needed <= {*chosen}:
                     words = whole
             by_words.setdefault(words, []).append(number)
-        return list(by_words.items())[:MOST_PHRASES]
+        return list(by_words.items())[:MAX_PHRASES]
 
     def totals(self, values: Floats) -> Floats:
         """Sum values of entries, (entry,), over those of each kind, (kind,)."""
@@ -180,7 +180,7 @@ class HeadWords:
         attention: The head's attention, each row scaled to its weight, (entry,); all entries sum to 1.
     """
 
-    def __init__(self, group: Group, rows: Rows, kinds: Kinds, head: int) -> None:
+    def __init__(self, group: HeadGroup, rows: RowSample, kinds: KeyKinds, head: int) -> None:
         self.rows = rows
         self.head = head
         self.kinds = kinds
@@ -204,7 +204,7 @@ class HeadWords:
 
     # Terms
 
-    def column(self, term: int) -> Column | None:
+    def column(self, term: int) -> FittedFeature | None:
         """Return the column of a term that was fitted to this head alone; None = all heads share its feature."""
         return self.rows.column_of(term, self.head)
 
@@ -232,7 +232,7 @@ class HeadWords:
         quoted = [label if _is_word(label) else f"“{label}”" for label in labels]
         return f"{words} {', '.join(quoted)}"
 
-    def name_queries(self, column: Column) -> tuple[str, Floats]:
+    def name_queries(self, column: FittedFeature) -> tuple[str, Floats]:
         """Name the queries of a column about pairs, and return how much each row counts among them, (row,), 0 to 1."""
         # The value of each row's query; 0 if the column does not name it.
         values = _query_values(self.rows, column)
@@ -247,7 +247,7 @@ class HeadWords:
         large = order[shares[order] >= 0.1].tolist()
         kinds = self.kinds.merge(large, shares >= 0.05)
         covered = sum(shares[members].sum() for _, members in kinds)
-        if covered < LEAST_COVERED:
+        if covered < MIN_COVERED:
             tokens = [label if _is_word(label) else "punctuation" for label in labels]
             return ", ".join([*dict.fromkeys(tokens)][:4]), values
         words = ", ".join(name for name, _ in kinds)
@@ -297,12 +297,12 @@ class HeadWords:
         text = ""
         said: list[str] = []
         for about in sorted(scores, key=lambda about: -strengths[about]):
-            if len(said) == MOST_GROUPS or strengths[about] < LEAST_NATS[about] * strongest:
+            if len(said) == MAX_GROUPS or strengths[about] < MIN_NATS[about] * strongest:
                 continue
             indices = np.flatnonzero(abouts == about).tolist()
             others = total - scores[about]
             if about == "kind":
-                phrase = self.phrase_kinds(others, least=LEAST_LIFT if said else LEAST_FIRST_LIFT)
+                phrase = self.phrase_kinds(others, least=MIN_LIFT if said else MIN_FIRST_LIFT)
             elif about == "distance":
                 phrase = self.phrase_distances(others)
             elif about == "pair":
@@ -310,7 +310,7 @@ class HeadWords:
                 phrase = next(filter(None, pairs), "")
             else:
                 relations = [_phrase_relation(terms[i]) for i in indices]
-                phrase = ", ".join([*filter(None, relations)][:MOST_PHRASES])
+                phrase = ", ".join([*filter(None, relations)][:MAX_PHRASES])
             # Nothing stands out in this group.
             if not phrase:
                 continue
@@ -323,7 +323,7 @@ class HeadWords:
         if not text:
             text = _phrase_relation(terms[0]) or str(terms[0]["words"])
         # Add strong pairs that terms without pairs do not explain.
-        if "pair" not in said and len(said) < MOST_GROUPS:
+        if "pair" not in said and len(said) < MAX_GROUPS:
             strong_pairs = self.find_pairs(by_term[abouts != "pair"].sum(0))
             if strong_pairs:
                 text += f"; also {', '.join(strong_pairs)}"
@@ -368,19 +368,19 @@ class HeadWords:
         for pair in np.argsort(-means, kind="stable")[:60]:
             texts = np.unique(rows.texts[rows.row_of[entries[pair_of_entry == pair]]])
             query, key = divmod(int(pairs[pair]), len(self._labels))
-            if len(texts) >= FEWEST_TEXTS and means[pair] >= LEAST_EXCESS:
+            if len(texts) >= MIN_TEXTS and means[pair] >= MIN_EXCESS:
                 names.append(f"{self._labels[query]} → {self._labels[key]}")
-        return names[:MOST_PAIRS]
+        return names[:MAX_PAIRS]
 
     def phrase_kinds(
-        self, others: Floats, row_factors: Floats | None = None, least: float = LEAST_LIFT
+        self, others: Floats, row_factors: Floats | None = None, least: float = MIN_LIFT
     ) -> str:
         """Name the kinds of keys with a large lift, with their lifts and examples, and the kinds that are avoided.
 
         Args:
             others: The scores of the terms of other groups, (entry,).
             row_factors: How much each row counts beside its weight, (row,); None = all alike.
-            least: The lift that is enough for the kind with the largest one; the others need `LEAST_LIFT`.
+            least: The lift that is enough for the kind with the largest one; the others need `MIN_LIFT`.
         """
         # The head's attention, and what the other terms would give, by entry and by kind.
         kinds = self.kinds
@@ -394,10 +394,10 @@ class HeadWords:
         shares = kinds.totals(attention)
         expected_shares = kinds.totals(expected)
         lifts = _lift(shares, expected_shares)
-        is_common = np.maximum(shares, expected_shares) >= LEAST_SHARE
+        is_common = np.maximum(shares, expected_shares) >= MIN_SHARE
         largest = lifts[is_common].max(initial=0.0)
-        is_named = is_common & (lifts >= np.clip(largest, least, LEAST_LIFT))
-        is_avoided = is_common & (lifts <= MOST_AVOIDED_LIFT)
+        is_named = is_common & (lifts >= np.clip(largest, least, MIN_LIFT))
+        is_avoided = is_common & (lifts <= MAX_AVOIDED_LIFT)
 
         # Choose the kinds that add most to the KL from expected shares, and name those with the largest lifts first.
         order = np.argsort(-shares * np.log(lifts))
@@ -442,7 +442,7 @@ class HeadWords:
         reach = {}
         for side in _SIDES:
             outwards = np.append(lifts[_LAST + side :: side], 0.0)
-            reach[side] = int((outwards < LEAST_DISTANCE_LIFT).argmax())
+            reach[side] = int((outwards < MIN_DISTANCE_LIFT).argmax())
         chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
         # Name these buckets; if there are none, the one with the largest lift.
         if reach[-1] and reach[-1] == reach[1]:
@@ -450,11 +450,11 @@ class HeadWords:
         elif chosen.any():
             sides = [side for side in _SIDES if reach[side]]
             phrase = " and ".join(_name_buckets(1, reach[side], _SIDES[side]) for side in sides)
-        elif lifts.max() >= LEAST_DISTANCE_LIFT:
+        elif lifts.max() >= MIN_DISTANCE_LIFT:
             best = int(buckets[lifts.argmax()])
             chosen = buckets == best
             phrase = _name_bucket(best)
-        elif own_lift >= LEAST_PEAK_LIFT:
+        elif own_lift >= MIN_PEAK_LIFT:
             return f"the token itself {_percents(shares[_LAST], uniform_shares[_LAST])}"
         else:
             return ""
@@ -465,19 +465,19 @@ class HeadWords:
         is_chosen = chosen[entry_buckets + _LAST]
         nearest = distances[is_chosen].min()
         farthest = distances[is_chosen].max()
-        if next_best and lifts[best + _LAST] >= LEAST_PEAK_LIFT * lifts[next_best[0] + _LAST]:
+        if next_best and lifts[best + _LAST] >= MIN_PEAK_LIFT * lifts[next_best[0] + _LAST]:
             phrases.append(f"most {_name_bucket(best)} ({100 * shares[best + _LAST]:.0f}%)")
         elif nearest < farthest:
             is_near = distances <= (nearest + farthest) / 2
             phrases.append(self._compare_halves(expected, is_chosen & is_near, is_chosen & ~is_near))
-        if own_lift >= LEAST_PEAK_LIFT:
+        if own_lift >= MIN_PEAK_LIFT:
             phrases.append(f"itself ({100 * shares[_LAST]:.0f}%)")
         # Name a side that is avoided.
-        if shares[chosen].sum() < MOST_ATTENTION:
+        if shares[chosen].sum() < MAX_ATTENTION:
             for side, word in _SIDES.items():
                 is_on_side = buckets * side > 0
                 side_lift = _distance_lift(shares[is_on_side].sum(), expected_shares[is_on_side].sum())
-                if side_lift <= MOST_AVOIDED_LIFT:
+                if side_lift <= MAX_AVOIDED_LIFT:
                     phrases.append(f"little {word} it")
         return ", ".join(phrases)
 
@@ -485,9 +485,9 @@ class HeadWords:
         """Say which of two halves of the entries, (entry,) each, has the larger lift over expected attention."""
         near = _distance_lift(self.attention[nearer].sum(), expected[nearer].sum())
         far = _distance_lift(self.attention[farther].sum(), expected[farther].sum())
-        if far >= LEAST_DISTANCE_LIFT * near:
+        if far >= MIN_DISTANCE_LIFT * near:
             return "farthest first"
-        return "nearest first" if near >= LEAST_DISTANCE_LIFT * far else "evenly"
+        return "nearest first" if near >= MIN_DISTANCE_LIFT * far else "evenly"
 
 
 def _is_word(label: str) -> bool:
@@ -495,20 +495,20 @@ def _is_word(label: str) -> bool:
     return any(map(str.isalnum, label))
 
 
-def _query_values(rows: Rows, column: Column) -> Floats:
+def _query_values(rows: RowSample, column: FittedFeature) -> Floats:
     """Return the value of each row's query in a column about pairs, (row,), 0 to 1."""
     assert column.query_levels is not None
     return column.query_values[column.query_levels][rows.query_types]
 
 
-def _lift(share: Floats, expected: Floats, added: float = LEAST_SHARE / 2) -> Floats:
+def _lift(share: Floats, expected: Floats, added: float = MIN_SHARE / 2) -> Floats:
     """Return share / expected share. A little is added to both, so that the lift of small shares is near 1."""
     return (share + added) / (expected + added)
 
 
 def _distance_lift(share: Floats, expected: Floats) -> Floats:
     """Return the lift of a bucket of distances; buckets have smaller shares than kinds."""
-    return _lift(share, expected, LEAST_SHARE / 4)
+    return _lift(share, expected, MIN_SHARE / 4)
 
 
 def _percents(share: float, uniform: float) -> str:

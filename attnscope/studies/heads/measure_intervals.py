@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.catalogue import MEASURES, Pairs
+from attnscope.core.catalogue import MEASURES, PairMeasure
 from attnscope.core.intervals import (
     DEPENDENCE,
     END,
     RARELY,
-    Sample,
+    TextSums,
     allow_for_unseen,
     allow_share_for_unseen,
     independent_units,
@@ -30,7 +30,7 @@ from attnscope.core.sums import RunningSums
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-LEAST_ACTIVE = 0.1
+MIN_ACTIVE = 0.1
 """The least share of attention outside sinks at which an `_active` measure has an interval, and may give a role.
 
 It is a share of the attention of those queries that the measure counts, as a head may be active for few queries. An
@@ -58,7 +58,7 @@ hold in 85% of draws at worst for `resting` and in 82% for distances; those from
 _OF_SOME_QUERIES = tuple(
     name
     for name, measure in MEASURES.items()
-    if isinstance(measure.family, Pairs) and measure.family.is_set and not measure.family.offsets
+    if isinstance(measure.family, PairMeasure) and measure.family.is_set and not measure.family.offsets
 )
 """Measures of attention to a set of keys that depends on the query, such as earlier copies of its token. Only queries
 that have such a key count.
@@ -113,7 +113,7 @@ def measure_intervals(
     - A share of the attention of some queries may count all queries of an unseen text, and be 1 there. (It may be 0
       too, but rarely is: the low end holds without allowing for that.)
     - Measures that are no shares, and means, may have any value in the range of `_range`.
-    - If a head has less than LEAST_ACTIVE of its attention outside sinks, a few texts hold all that an `_active`
+    - If a head has less than MIN_ACTIVE of its attention outside sinks, a few texts hold all that an `_active`
       measure counts, and the sample may lack them. Then a share may be 0 or 1 in unseen texts, and other measures have
       no interval.
 
@@ -139,7 +139,7 @@ def measure_intervals(
 
     # Shares: what part of the count may be in unseen texts whose value is 0, and what part in those whose value is 1.
     unseen_weight, active_share = _weights(sample, names, units, kinds)
-    is_active = active_share >= LEAST_ACTIVE
+    is_active = active_share >= MIN_ACTIVE
     weight_at_0 = np.where(is_active, 0.0, unseen_weight)
     at_least_full = np.fmax(weight_at_0, _weight_of_full_texts(sample))
     weight_at_1 = np.where(kinds.are_of_some_queries, at_least_full, weight_at_0)
@@ -167,7 +167,7 @@ def kinds_of(names: Sequence[str]) -> MeasureKinds:
 
 
 def _weights(
-    sample: Sample, names: Sequence[str], units: Floats | float, kinds: MeasureKinds
+    sample: TextSums, names: Sequence[str], units: Floats | float, kinds: MeasureKinds
 ) -> tuple[Floats, Floats]:
     """Return the weight of unseen texts for each measure, and its active share, (…, measure) each.
 
@@ -190,7 +190,7 @@ def _weights(
     return unseen_weight, active_share
 
 
-def _weight_of_full_texts(sample: Sample) -> Floats:
+def _weight_of_full_texts(sample: TextSums) -> Floats:
     """Return the share of each count that unseen texts may hold if all of their queries count, (…, measure)."""
     # The largest count is that of a measure that counts all queries.
     largest = sample.total.argmax(-1, keepdims=True)

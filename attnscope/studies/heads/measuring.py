@@ -1,8 +1,8 @@
 """Measure every head of a model on blocks of texts, and add the measures up.
 
 `HeadMeasurer` runs the model on batches, and has `core.measures` measure its heads on the way. `HeadSums` holds what
-was measured on a block of texts, or on several: a `Tally` of sums for each kind of attention (encoder, decoder, cross).
-Its size does not grow with the number of texts. `studies.heads.roles` gives the heads roles by these sums.
+was measured on a block of texts, or on several: a `KindSums` of sums for each kind of attention (encoder, decoder,
+cross). Its size does not grow with the number of texts. `studies.heads.roles` gives the heads roles by these sums.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from attnscope.core.catalogue import unit_queries
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, block_batches
+from attnscope.corpus import TOKEN_BUDGET, Chunk, TextBlock, block_batches
 from attnscope.models.model import Model
 from attnscope.plugins import token_sets
 from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import batch_of, pad_rows
-from attnscope.studies.run import Measurer, Part
+from attnscope.studies.run import Measurer, PartialSums
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.row_samples import SampledRows
-    from attnscope.core.catalogue import Measured
+    from attnscope.core.catalogue import MeasureSums
     from attnscope.core.facts import TextFacts
 
 Floats = NDArray[np.float64]
@@ -47,14 +47,14 @@ query would score on them too, so `pair_hits` counts what each fixed offset scor
 OFFSETS = tuple(range(-8, 9))
 """The fixed offsets that are tried: the position of the key minus that of the query, in tokens."""
 
-_LEAST_COUNT = 1e-9
+_MIN_COUNT = 1e-9
 """The least count that is no rounding, as a share of the queries of a text; smaller ones become 0 (`weigh_units`)."""
 
 # Sums
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class KindSums:
     """Hold the sums over texts for the heads of one kind of attention.
 
     Attributes:
@@ -76,7 +76,7 @@ class Tally:
     text_weights: RunningSums = field(default_factory=RunningSums)
 
     @classmethod
-    def empty(cls, kind: str, layers: Sequence[int], n_heads: int, names: Sequence[str]) -> Tally:
+    def empty(cls, kind: str, layers: Sequence[int], n_heads: int, names: Sequence[str]) -> KindSums:
         """Return a tally of no text."""
         shape = len(layers), n_heads, len(names)
         return cls(kind, tuple(layers), tuple(names), RunningSums(shape), RunningSums(shape))
@@ -91,7 +91,7 @@ class Tally:
         """Return by what to multiply a count to get queries: the harmonic mean length of the texts; 1 without any."""
         return 1 / float(self.text_weights.ratio()) if self.text_weights.n_texts else 1.0
 
-    def merge(self, other: Tally) -> Tally:
+    def merge(self, other: KindSums) -> KindSums:
         """Return the tally of the texts of both."""
         return replace(
             self,
@@ -103,7 +103,7 @@ class Tally:
 
 
 @dataclass(kw_only=True, eq=False)
-class HeadSums(Part):
+class HeadSums(PartialSums):
     """Hold the sums over the texts of a block, or of several merged ones.
 
     Units of evidence: intervals and tests count independent units. If a text were one unit, a long one would be a
@@ -120,12 +120,12 @@ class HeadSums(Part):
         rows: The rows of attention of sampled queries, by chunk, then by kind of attention.
     """
 
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    tallies: dict[str, KindSums] = field(default_factory=dict)
     rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
 
 
-def stack_layers(by_layer: Mapping[int, Measured], name: str) -> Floats:
-    """Return one field of `Measured` for all layers in one array, (unit, layer, head, measure).
+def stack_layers(by_layer: Mapping[int, MeasureSums], name: str) -> Floats:
+    """Return one field of `MeasureSums` for all layers in one array, (unit, layer, head, measure).
 
     Args:
         by_layer: The measures of each layer. Layers may have different numbers of heads: missing ones are 0.
@@ -150,7 +150,7 @@ def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats
         sums: Arrays by name, (unit, layer, head, measure) each; one of them is the "count".
     """
     weights = weights[:, None, None, None]
-    is_negligible = sums["count"] * weights < _LEAST_COUNT
+    is_negligible = sums["count"] * weights < _MIN_COUNT
     return {name: np.where(is_negligible, 0.0, array * weights) for name, array in sums.items()}
 
 
@@ -231,7 +231,7 @@ class BatchResult(NamedTuple):
         rows: For each chunk, kind of attention -> the rows of sampled queries; empty if none are sampled.
     """
 
-    sums: Mapping[str, Mapping[int, Measured]]
+    sums: Mapping[str, Mapping[int, MeasureSums]]
     hits: Mapping[str, Floats]
     rows: Sequence[dict[str, SampledRows]]
 
@@ -280,11 +280,11 @@ class HeadMeasurer(Measurer[HeadSums]):
 
         self._buffers = Buffers()
 
-    def start(self, block: Block) -> HeadSums:
+    def start(self, block: TextBlock) -> HeadSums:
         """Return the sums of a block of which nothing is measured yet."""
         return HeadSums()
 
-    def batches(self, block: Block) -> Sequence[Sequence[Chunk]]:
+    def batches(self, block: TextBlock) -> Sequence[Sequence[Chunk]]:
         """Cut a block into batches of chunks, the longest texts first."""
         batches: Sequence[Sequence[Chunk]] = block_batches(
             block,
@@ -326,7 +326,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             if kind not in part.tallies:
                 names = next(iter(by_layer.values())).names
                 n_heads = weighed["sum"].shape[2]
-                part.tallies[kind] = Tally.empty(kind, sorted(by_layer), n_heads, names)
+                part.tallies[kind] = KindSums.empty(kind, sorted(by_layer), n_heads, names)
             tally = part.tallies[kind]
             tally.measures.add(weighed["sum"], weighed["count"])
             tally.uniform.add(weighed["uniform_sum"], weighed["count"])
@@ -354,7 +354,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         """Return the measures of a batch of chunks, and the rows of its sampled queries."""
         import torch
 
-        from attnscope.core.attention.probes import Weights
+        from attnscope.core.attention.probes import WeightsRecorder
         from attnscope.core.attention.row_samples import RowSamples
         from attnscope.core.measures import HeadMeasures, measures_of_weights
         from attnscope.models.inside.projections import watch_norms
@@ -388,11 +388,11 @@ class HeadMeasurer(Measurer[HeadSums]):
         for chunk in batch:
             queries = self._sampled.get((chunk.text_index, chunk.number))
             wanted.append(None if queries is None else (queries, len(chunk)))
-        sums: dict[Any, dict[int, Measured]] = {}
+        sums: dict[Any, dict[int, MeasureSums]] = {}
         # Not inference_mode: its tensors do not tell whether they have changed, which `HeadMeasures` asks of masks.
         with torch.no_grad():
             if self._is_dense:
-                dense = Weights()
+                dense = WeightsRecorder()
                 self._model.run(inputs, dense)
                 reader = RowSamples(wanted)
                 reader.keep_all(dense.maps)
@@ -495,10 +495,10 @@ def _punctuation(tokens: Tokens) -> Flags:
 
 def decoder_start(model: Model) -> Tokens | None:
     """Return the start token of the decoder of an encoder-decoder, as a text of one token; None where none writes."""
-    if len(model.info.kinds) == 1 or model.writer is None:
+    if len(model.info.kinds) == 1 or model.text_generator is None:
         return None
     # It is the first token of any target.
-    return model.writer.encode_target("a").take(np.arange(1))
+    return model.text_generator.encode_target("a").take(np.arange(1))
 
 
 def target_of(start: Tokens, tokens: Tokens) -> Tokens:

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.intervals import benjamini_hochberg
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Block, Hay, Needle, needle_probe, word_ids
+from attnscope.corpus import Needle, NeedleSource, TextBlock, needle_probe, word_ids
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
@@ -31,13 +31,20 @@ from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_perc
 from attnscope.studies.heads.roles import (
     CRITERIA,
     FIRM_FROM_TEXTS,
-    LEAST_MARGIN,
     LEVEL,
     MARGIN,
+    MIN_MARGIN,
     TESTED_FROM_TEXTS,
 )
-from attnscope.studies.inputs.texts import AnyTexts, Report, Texts, describe_texts, special_ids, texts_of
-from attnscope.studies.run import Measurer, Part, run_blocks
+from attnscope.studies.inputs.texts import (
+    AnyTexts,
+    ReportProgress,
+    Texts,
+    describe_texts,
+    special_ids,
+    texts_of,
+)
+from attnscope.studies.run import Measurer, PartialSums, run_blocks
 
 PASS_TOKENS = 8192
 """The most tokens of a forward pass, unless one text alone has more."""
@@ -48,12 +55,12 @@ _HAYSTACKS_READ = 8
 Numbers = NDArray[np.int64]
 
 
-@with_plain_torch
+@with_default_torch
 def retrieval_heads(
     model: Model,
     corpus: AnyTexts | None = None,
     options: NeedleOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
 ) -> Heads:
     """Find the heads that a model copies with from far back in a text.
 
@@ -164,7 +171,7 @@ def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ..
     return ordinary, tuple(ids[:first]), tuple(ids[last + 1 :])
 
 
-def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
+def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> NeedleSource:
     """Return the haystack from which texts are cut, and the tokens of which needles are made.
 
     Raises:
@@ -174,7 +181,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     special = special_ids(model)
     ordinary, before, _ = vocabulary_of(model)
     if corpus is None:
-        return Hay(ordinary, before=before)
+        return NeedleSource(ordinary, before=before)
 
     def encode(text: str) -> list[int]:
         return [token for token in tokenizer.encode(text).ids.tolist() if token not in special]
@@ -193,10 +200,12 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     ends = {token for token in set(ids) if tokenizer.spell(token).rstrip().endswith((".", "!", "?"))}
     words = word_ids(ordinary, tokenizer.spell)
     text_ids = np.array(ids[:n_wanted], np.int64)
-    return Hay(words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(ends), before=before)
+    return NeedleSource(
+        words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(ends), before=before
+    )
 
 
-def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
+def _needles(hay: NeedleSource, options: NeedleOptions, length: int) -> Iterator[Needle]:
     """Yield the needles of one length."""
     return needle_probe(hay, options.n, options.depths, length, options.seed, answer=options.answer)
 
@@ -218,14 +227,14 @@ class _NeedleText:
         return len(self.needle)
 
 
-def _blocks(hay: Hay, options: NeedleOptions) -> Iterator[Block]:
+def _blocks(hay: NeedleSource, options: NeedleOptions) -> Iterator[TextBlock]:
     """Yield all needles in blocks. The needles of a block are of one length, and as many as fit into a pass."""
     indexes = count()
     for length in options.lengths:
         # The needles come first in `map`: where they end, it takes no index.
         texts: Iterator[Any] = map(_NeedleText, _needles(hay, options, length), indexes)
         while of_block := tuple(islice(texts, max(1, PASS_TOKENS // length))):
-            yield Block(of_block[0].index, of_block)
+            yield TextBlock(of_block[0].index, of_block)
 
 
 # The model's behaviour on needles
@@ -256,7 +265,7 @@ class _Behaviour(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class NeedleSums(Part):
+class NeedleSums(PartialSums):
     """Hold what a model and its heads do on each needle that was read."""
 
     needles: tuple[_Behaviour, ...] = ()
@@ -269,11 +278,11 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         super().__init__()
         self._model = model
 
-    def start(self, block: Block) -> NeedleSums:
+    def start(self, block: TextBlock) -> NeedleSums:
         """Return sums of nothing yet."""
         return NeedleSums()
 
-    def batches(self, block: Block) -> Sequence[Sequence[Any]]:
+    def batches(self, block: TextBlock) -> Sequence[Sequence[Any]]:
         """Return all needles of a block together."""
         return [block.texts]
 
@@ -281,7 +290,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         """Return what the model and its heads do on each needle; all texts are of one length."""
         import torch
 
-        from attnscope.core.attention.probes import HeadReader
+        from attnscope.core.attention.probes import HeadRecorder
         from attnscope.core.attention.row_samples import rows_of
 
         # The answers end the texts, (needle, token). The query before a token writes it, so the last token is not run.
@@ -291,7 +300,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
         queries = torch.arange(ids.shape[1] - n_answer, ids.shape[1])
         # Run the model, and keep for each head the key with the largest weight of these queries.
-        probe = HeadReader(lambda call: rows_of(call, queries).argmax(-1).cpu(), kinds=("decoder",))
+        probe = HeadRecorder(lambda call: rows_of(call, queries).argmax(-1).cpu(), kinds=("decoder",))
         with torch.no_grad():
             logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits
         assert logits is not None  # the model has a language-model head
@@ -342,7 +351,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     # The first two columns are the score and the decoy's.
     score, decoy = 0, 1
     baseline = np.fmax(values[:, decoy], uniform_values[:, score])
-    limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
+    limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), MIN_MARGIN))
     n_texts = sums.sample().n_texts[:, score]
     p = sums[:, score].share_p_above(limit, hits=True, dependence=1)
     p = np.where(n_texts < TESTED_FROM_TEXTS, np.nan, p)

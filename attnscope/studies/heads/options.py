@@ -25,7 +25,7 @@ RETRIEVAL = "retrieval"
 THRESHOLD = 0.1
 """The score from which a head has that role (Wu et al. 2024, section 2)."""
 
-MOST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 """The largest length of a text with a needle, in tokens: a larger one is a typing error, and would run for days."""
 
 
@@ -56,7 +56,7 @@ def _read_control(control: str) -> bool:
 class DescribeOptions:
     """Hold the options for describing heads."""
 
-    most_terms: int = option("The most terms of a description.", default=6, python_only=True)
+    max_terms: int = option("The most terms of a description.", default=6, python_only=True)
     queries: int = option("How many queries are sampled.", default=4000, python_only=True)
     heads: tuple[tuple[int, int], ...] | None = option(
         "(layer, head) of the heads that are described, of every kind; None = all.",
@@ -166,9 +166,9 @@ class NeedleOptions:
             UsageError: A number is out of range or comes twice, or there are fewer needles than depths. Depths beyond
                 0 and 1 are refused where needles are made (`corpus.needle_probe`).
         """
-        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MOST_TOKENS:
+        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MAX_TOKENS:
             raise UsageError(
-                f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MOST_TOKENS:,}"
+                f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MAX_TOKENS:,}"
             )
         # Two depths are the same if they are written alike, as measures are named by them.
         names = self.measure_names
@@ -187,7 +187,7 @@ class NeedleOptions:
 
 
 @options
-class Listing:
+class ListingOptions:
     """Hold the order in which heads are listed."""
 
     PANEL: ClassVar[str] = "Heads"
@@ -210,7 +210,7 @@ class Listing:
 
 
 @options
-class Describing:
+class DescribingOptions:
     """Hold which heads get a description, as the command line states it."""
 
     PANEL: ClassVar[str] = "Heads"
@@ -247,7 +247,7 @@ def measures_option() -> Any:
 
 
 @options
-class HeadsOrder:
+class HeadsCommandOptions:
     """Hold the options of `attnscope heads`: its input, how heads are studied, and what is listed of them."""
 
     image: tuple[str, ...] = option(
@@ -268,8 +268,8 @@ class HeadsOrder:
     needles: NeedleOptions = group(NeedleOptions)
     heads: HeadsOptions = group(HeadsOptions)
     measures: str | None = measures_option()
-    describing: Describing = group(Describing)
-    listing: Listing = group(Listing)
+    describing: DescribingOptions = group(DescribingOptions)
+    listing: ListingOptions = group(ListingOptions)
 
     def counted(self) -> tuple[str, ...]:
         """Return the nouns that the progress line counts, such as "pictures"; empty = its usual ones, for texts."""

@@ -25,8 +25,8 @@ from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.errors import UsageError
 from attnscope.questions.heads import ROLES, Heads, heads_table
 from attnscope.results.table import Column, Estimate, Table
-from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, divide, kinds_of, measure_intervals
-from attnscope.studies.heads.measuring import PAIR_MEASURES, Tally
+from attnscope.studies.heads.measure_intervals import MIN_ACTIVE, divide, kinds_of, measure_intervals
+from attnscope.studies.heads.measuring import PAIR_MEASURES, KindSums
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
@@ -49,11 +49,11 @@ have a role.
 REFERENCE_KEYS = 1000
 """The number of keys for which the threshold of `diffuse` is stated; see `_Judged._diffuse_limit`."""
 
-LEAST_KEYS = 8
+MIN_KEYS = 8
 """With fewer keys to a query (in the geometric mean) the threshold of `diffuse` is not rescaled: in so short a text any
 head is few nats from uniform attention."""
 
-LEAST_MARGIN = 0.01
+MIN_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
 
 CRITERIA = {
@@ -71,7 +71,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Rule:
+class RoleRule:
     """Hold the rule by which a head gets a role.
 
     Attributes:
@@ -79,7 +79,7 @@ class Rule:
         measures: The measures of which one must be above the threshold, whole or `_active`.
         threshold: The usual threshold; users may choose another.
         beats_uniform: Whether the measure must be above its value under uniform attention too.
-        least_defined: The least share of the queries for which the measure must be defined. In a causal layer, a
+        min_defined: The least share of the queries for which the measure must be defined. In a causal layer, a
             separator at the end of a text is hidden from all tokens but itself; in a layer whose window is a few
             tokens, the first token is hidden from most queries. Neither says anything about a head.
         rescale: Whether the threshold is rescaled for the length of the texts (`diffuse` alone), so that it asks the
@@ -93,7 +93,7 @@ class Rule:
     measures: tuple[str, ...]
     threshold: float
     beats_uniform: bool = True
-    least_defined: float = 0.0
+    min_defined: float = 0.0
     rescale: bool = False
     needs_preference: bool = False
     is_sink: bool = False
@@ -111,39 +111,41 @@ class Rule:
         return {"what": self.what, "measure": self.measures[0], "threshold": threshold}
 
 
-RULES: dict[str, Rule] = {
-    "previous_token": Rule("attends to the token before", ("previous_token",), 0.4),
-    "next_token": Rule("attends to the token after", ("next_token",), 0.4),
-    "self_token": Rule("attends to the token itself", ("self_token",), 0.4),
-    "same_token": Rule("attends to the same token elsewhere", ("same_token",), 0.4),
-    "induction": Rule(
+RULES: dict[str, RoleRule] = {
+    "previous_token": RoleRule("attends to the token before", ("previous_token",), 0.4),
+    "next_token": RoleRule("attends to the token after", ("next_token",), 0.4),
+    "self_token": RoleRule("attends to the token itself", ("self_token",), 0.4),
+    "same_token": RoleRule("attends to the same token elsewhere", ("same_token",), 0.4),
+    "induction": RoleRule(
         "attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4
     ),
-    "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
-    "first_token": Rule(
+    "local": RoleRule("attends to tokens at most 3 away", ("window",), 0.6),
+    "first_token": RoleRule(
         "attends to the first token: a sink (Gu 2024)",
         ("first_token",),
         0.3,
-        least_defined=0.5,
+        min_defined=0.5,
         is_sink=True,
     ),
-    "outlier_token": Rule(
+    "outlier_token": RoleRule(
         "attends to tokens of outlying norm: second sinks (Sun 2024)",
         ("outlier_token",),
         0.3,
-        least_defined=0.1,
+        min_defined=0.1,
         is_sink=True,
     ),
-    "delimiter": Rule(
-        "attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5
+    "delimiter": RoleRule(
+        "attends to punctuation or separators", ("punctuation", "sep"), 0.5, min_defined=0.5
     ),
-    "rare": Rule(
+    "rare": RoleRule(
         "has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True
     ),
-    "diffuse": Rule(
+    "diffuse": RoleRule(
         "spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, rescale=True
     ),
-    "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
+    "similar_token": RoleRule(
+        "attends to tokens like it, beyond the same token", ("similar_token",), 0.2
+    ),
 }
 """Roles by name."""
 
@@ -167,7 +169,9 @@ def complete_thresholds(
 # Evidence
 
 
-def judge(tallies: Iterable[Tally], thresholds: Mapping[str, float], n_texts: int) -> dict[str, Table]:
+def judge(
+    tallies: Iterable[KindSums], thresholds: Mapping[str, float], n_texts: int
+) -> dict[str, Table]:
     """Return the tables `heads` and `roles` of `questions.heads.Heads`, by kind, layer, head.
 
     Args:
@@ -210,7 +214,7 @@ def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Col
     return Column(name, meaning, measure.unit, (low, high))
 
 
-def effective_texts(tally: Tally) -> float:
+def effective_texts(tally: KindSums) -> float:
     """Return the effective number of texts, that of the measure that counts most queries; 0 without any."""
     # The counts of `RunningSums`, (layer, head, measure).
     counts = tally.measures.total("c")
@@ -258,7 +262,7 @@ class _Judged:
         role_p: The combined p-values of a role's tests, (head, role); NaN = none could be tested.
     """
 
-    def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
+    def __init__(self, tally: KindSums, thresholds: Mapping[str, float], n_texts: int) -> None:
         self.tally = tally
         self.thresholds = thresholds
         self.n_texts = n_texts
@@ -296,8 +300,8 @@ class _Judged:
         )
         # Other measures: Student's t. Their intervals allow for texts of a kind that the sample lacks, and the t-test
         # does not: so p is at least 0.5 unless the whole interval is above the limit.
-        least_p = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
-        p_of_others = np.maximum(tested.p_above(self.limits), least_p)
+        min_p = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
+        p_of_others = np.maximum(tested.p_above(self.limits), min_p)
         p = np.where(kinds.are_shares, p_of_shares, p_of_others)
         self.effective = tested.sample().n_texts
         self.p = np.where(self.effective < TESTED_FROM_TEXTS, np.nan, p)
@@ -333,15 +337,15 @@ class _Judged:
         rule = RULES[test.role]
         if rule.rescale:
             return self._diffuse_limit()
-        above_baseline = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
+        above_baseline = baseline + np.maximum(MARGIN * (1 - baseline), MIN_MARGIN)
         limit: Floats = np.fmax(self.thresholds[test.role], above_baseline)
         is_untested = np.isnan(self.values[:, test.column])
         # The measure must be defined for enough of the queries, which all count in "resting" (the mass on sinks). The
         # count of an `_active` measure is no number of queries, but their mass outside sinks, which must be enough.
         if rule.is_sink or not test.is_active:
-            is_untested |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.least_defined
+            is_untested |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.min_defined
         if test.is_active:
-            is_untested |= self._share_of(test.column, test.whole, 0.0) < LEAST_ACTIVE
+            is_untested |= self._share_of(test.column, test.whole, 0.0) < MIN_ACTIVE
         if rule.needs_preference and "relative_entropy" in self.columns:
             is_untested |= self.values[:, self.columns["relative_entropy"]] > self._diffuse_limit()
         return np.where(is_untested, np.nan, limit)
@@ -359,7 +363,7 @@ class _Judged:
             log_keys = self.uniform[:, self.columns["entropy_nats"]]
         # In short texts, the threshold is the relative entropy itself.
         log_reference = math.log(REFERENCE_KEYS)
-        log_keys = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, log_reference)
+        log_keys = np.where(log_keys >= math.log(MIN_KEYS), log_keys, log_reference)
         return 1 - (1 - self.thresholds["diffuse"]) * log_reference / log_keys
 
     def _share_of(self, column: int, other: str, missing: float) -> Floats:

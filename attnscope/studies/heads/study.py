@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from attnscope.choice import Choice
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus import (
     BLOCK,
     BLOCK_CHARACTERS,
-    Copies,
+    CopyFilter,
     CorpusText,
     chunks,
     count_tokens,
@@ -32,13 +32,13 @@ from attnscope.questions.heads import Heads, parse_measures
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Table
 from attnscope.studies.ablate.study import ablate
-from attnscope.studies.describe.rows import Drawing, Unit
+from attnscope.studies.describe.rows import SampledText, TextSampler
 from attnscope.studies.describe.study import add_descriptions
 from attnscope.studies.failures import add_step
-from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
+from attnscope.studies.heads.measure_intervals import MIN_ACTIVE
 from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
 from attnscope.studies.heads.needles import retrieval_heads, vocabulary_of
-from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
+from attnscope.studies.heads.options import RETRIEVAL, HeadsCommandOptions, HeadsOptions
 from attnscope.studies.heads.roles import (
     CRITERIA,
     RULES,
@@ -46,11 +46,11 @@ from attnscope.studies.heads.roles import (
     effective_texts,
     judge,
 )
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.options import CorpusOptions, LoadOptions
 from attnscope.studies.inputs.texts import (
     AnyTexts,
     Progress,
-    Report,
+    ReportProgress,
     Texts,
     describe_texts,
     scale_report,
@@ -58,7 +58,7 @@ from attnscope.studies.inputs.texts import (
     special_ids,
     texts_of,
 )
-from attnscope.studies.run import Run, run
+from attnscope.studies.run import CorpusRun, run
 from attnscope.studies.senses.study import picture_heads, sound_heads
 from attnscope.studies.workers import Workers
 
@@ -81,12 +81,12 @@ _REPORT_EVERY = 32
 """How many texts there are between two reports while tokens are counted, which takes microseconds per text."""
 
 
-@with_plain_torch
+@with_default_torch
 def heads(
     model: Model,
     corpus: AnyTexts,
     options: HeadsOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     workers: Workers | None = None,
 ) -> Heads:
     """Measure every head of a model on a corpus, and give it roles.
@@ -131,10 +131,10 @@ def heads(
 
 def study(
     spec: str,
-    texts: TextsWanted,
-    order: HeadsOrder,
+    texts: CorpusOptions,
+    order: HeadsCommandOptions,
     loading: LoadOptions,
-    report: Report | None,
+    report: ReportProgress | None,
     workers: Workers | None = None,
 ) -> Heads:
     """Load a model, and study its heads on texts, repeated tokens, needles, photos or recordings: `attnscope heads`.
@@ -214,7 +214,7 @@ def study_heads(
     model: Model,
     texts: Texts,
     options: HeadsOptions,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     workers: Workers | None = None,
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
     empty: HeadSums | None = None,
@@ -244,11 +244,11 @@ def study_heads(
     n_steps = 2 if options.causal else 1
     step_report = scale_report(report, 0, n_steps)
     special = special_ids(model)
-    copies = Copies()
+    copies = CopyFilter()
     originals = distinct(texts, copies)
-    sample: list[Unit] = []
+    sample: list[SampledText] = []
     if describing is not None:
-        drawing = Drawing(describing.seed)
+        drawing = TextSampler(describing.seed)
         originals = drawing.watch(originals)
     counts = count_tokens(
         originals, model.tokenizer.encode, special, partial(_report_counting, step_report, texts)
@@ -263,7 +263,7 @@ def study_heads(
     makers = [partial(make, sampled={unit.key: unit.queries for unit in sample})]
     if options.control:
         makers.append(partial(make, seed=options.seed))
-    runs: list[Run[HeadSums]] = []
+    runs: list[CorpusRun[HeadSums]] = []
     problems = read["problems"]
     shared = (workers,) if workers else None
     empty = empty or HeadSums()
@@ -302,7 +302,7 @@ def _give_roles(
     corpus: dict[str, Any],
     options: HeadsOptions,
     thresholds: Mapping[str, float],
-    runs: Sequence[Run[HeadSums]],
+    runs: Sequence[CorpusRun[HeadSums]],
     workers: Workers | None,
 ) -> Heads:
     """Return the findings: roles of the heads of the model, and of the control by the same thresholds.
@@ -332,7 +332,7 @@ def _give_roles(
     return Heads(about, corpus, _describe(options, thresholds), tables)
 
 
-def _report_counting(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
+def _report_counting(report: ReportProgress | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
     """Report how many texts and tokens were counted, once in a while."""
     if report is not None and n_texts % _REPORT_EVERY == 0:
         report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
@@ -358,7 +358,7 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
 
     return {
         **CRITERIA,
-        "least_active": LEAST_ACTIVE,
+        "least_active": MIN_ACTIVE,
         "chunk": options.chunk,
         "stride": options.stride,
         "block": BLOCK,
@@ -369,7 +369,7 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
     }
 
 
-def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | None) -> Heads:
+def with_effects(findings: Heads, model: Model, texts: Texts, report: ReportProgress | None) -> Heads:
     """Ablate each head that has a role, on the first EFFECT_TEXTS texts, and add the effects to the table of heads.
 
     A head's output is replaced by zero, and by its mean. If neither changes anything, the model does not use what the
@@ -382,7 +382,7 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
     heads = findings.table("heads")
     has_role = heads["role"] != ""
     with_role = heads.select(has_role)
-    first = list(islice(distinct(texts, Copies()), EFFECT_TEXTS))
+    first = list(islice(distinct(texts, CopyFilter()), EFFECT_TEXTS))
     kinds = list(dict.fromkeys(with_role["kind"].tolist()))
     ablations = []
     for number, kind in enumerate(kinds):

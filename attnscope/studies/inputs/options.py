@@ -186,7 +186,7 @@ class _TextArgument:
 
 
 @options
-class OneText(_TextArgument):
+class OneTextOptions(_TextArgument):
     """Hold one text, or the file that it is in."""
 
     file: Path | None = option("Read the text from a file (UTF-8).", default=None)
@@ -230,7 +230,7 @@ class ReadingOptions:
 
 
 @options
-class TextsWanted(_TextArgument):
+class CorpusOptions(_TextArgument):
     """Hold a text, or files of texts, for a study to read."""
 
     files: tuple[str, ...] = option(
@@ -285,7 +285,7 @@ class TextsWanted(_TextArgument):
 
 
 @options
-class TextFiles(TextsWanted):
+class TextFileOptions(CorpusOptions):
     """Hold files of texts, for commands whose argument is no text."""
 
     # It takes the argument TEXT away.
@@ -293,7 +293,7 @@ class TextFiles(TextsWanted):
 
 
 @options
-class SharedWork:
+class WorkerOptions:
     """Hold the number and place of the workers that share the texts."""
 
     PANEL: ClassVar[str] = "Running"

@@ -20,7 +20,7 @@ from attnscope.senses.recordings import Recording
 from attnscope.studies.inputs.texts import UnknownWords, batch_of
 from attnscope.text import is_blank, require_text
 
-MOST_WRITTEN = 64
+MAX_WRITTEN = 64
 """The most tokens of a transcript that a model writes itself."""
 
 DEFAULT_ANSWER = 20
@@ -294,11 +294,11 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
             f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target"
         )
     elif prompt.generate:
-        if model.writer is None:
+        if model.text_generator is None:
             raise AttnscopeError(
                 f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder"
             )
-        tokens = model.writer.generate(tokens, prompt.generate)
+        tokens = model.text_generator.generate(tokens, prompt.generate)
         n_written = len(tokens) - tokens.n_given
         note = (
             f"the model wrote {amount(n_written, 'token')}, each the most probable one (greedy decoding)"
@@ -317,11 +317,13 @@ def _read_target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, 
         raise AttnscopeError(
             f"{model.info.name} answers a text rather than continue it", "leave out --generate"
         )
-    assert model.writer is not None  # it has a decoder
+    assert model.text_generator is not None  # it has a decoder
     if prompt.target is not None:
-        _, target, note = encode_within(model.info.max_tokens, model.writer.encode_target, prompt.target)
+        _, target, note = encode_within(
+            model.info.max_tokens, model.text_generator.encode_target, prompt.target
+        )
         return target, note
-    target = model.writer.greedy_target(tokens)
+    target = model.text_generator.greedy_target(tokens)
     answer = "nothing" if is_blank(target.text) else target.text
     return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
 
@@ -329,42 +331,42 @@ def _read_target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, 
 def _read_photo(model: Model, photo: Photo) -> Reading:
     """Return the patches of a photo."""
     # A model that reads pictures among words describes a photo that comes without words.
-    if model.eyes is None and model.viewer is not None:
+    if model.image_reader is None and model.image_text_reader is not None:
         return _read_view(model, View((photo,), ""))
-    if model.eyes is None:
+    if model.image_reader is None:
         raise AttnscopeError(
             f"{model.info.name} sees no pictures",
             "leave out --image, or name a vision transformer, such as DINOv2",
         )
-    seen = model.eyes.see(photo)
+    seen = model.image_reader.see(photo)
     return Reading.of(seen, seen.tokens.text)
 
 
 def _read_view(model: Model, view: View) -> Reading:
     """Return the tokens of photos and words; if there are no words, the model writes some itself."""
     has_text = not is_blank(view.text)
-    if model.viewer is None:
+    if model.image_text_reader is None:
         raise AttnscopeError(
             f"{model.info.name} reads no pictures among words",
             "leave out the text and --generate, or --image, or name a model such as SmolVLM, LLaVA or Qwen2-VL",
         )
     # Models that look for objects (detectors) read pictures alone.
-    if not model.viewer.reads_words:
+    if not model.image_text_reader.reads_words:
         if has_text or view.generate:
             raise AttnscopeError(
                 f"{model.info.name} looks for objects, and reads and writes no words",
                 "leave out the text and --generate",
             )
-        return Reading.of(model.viewer.view(view.photos, ""), view.photos[0].source)
+        return Reading.of(model.image_text_reader.view(view.photos, ""), view.photos[0].source)
     if has_text:
-        return Reading.of(model.viewer.view(view.photos, view.text, view.generate), view.text)
+        return Reading.of(model.image_text_reader.view(view.photos, view.text, view.generate), view.text)
     # Without words, models for captions describe the picture. All others need a question.
-    if not model.viewer.describes:
+    if not model.image_text_reader.describes:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for",
             "give a text, such as a question",
         )
-    seen = model.viewer.view(view.photos, "", view.generate or DEFAULT_ANSWER)
+    seen = model.image_text_reader.view(view.photos, "", view.generate or DEFAULT_ANSWER)
     text = _ordinary_text(seen.tokens)
     if not text:
         raise AttnscopeError(
@@ -377,16 +379,16 @@ def _read_view(model: Model, view: View) -> Reading:
 
 def _read_speech(model: Model, speech: Speech) -> Reading:
     """Return frames of a recording, or patches of its spectrogram; and a transcript if the model has a decoder."""
-    if model.ears is None:
+    if model.audio_reader is None:
         # A model with eyes takes pictures alone, unless they are those of a tower beside its tower for texts.
-        takes = "pictures" if model.eyes is not None and eyes_of(model) is model else "texts"
+        takes = "pictures" if model.image_reader is not None and eyes_of(model) is model else "texts"
         raise AttnscopeError(
             f"{model.info.name} takes {takes}, not recordings",
             "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
         )
-    heard = model.ears.hear(speech.recording)
+    heard = model.audio_reader.hear(speech.recording)
     # Without a decoder there is no transcript.
-    if heard.sound is None or model.writer is None:
+    if heard.sound is None or model.text_generator is None:
         if speech.transcript is not None:
             raise AttnscopeError(
                 f"{model.info.name} has no decoder, and reads no transcript", "leave out the text"
@@ -395,15 +397,15 @@ def _read_speech(model: Model, speech: Speech) -> Reading:
     # The decoder reads the given transcript, or its own.
     if speech.transcript is not None:
         _, target, note = encode_within(
-            model.info.max_tokens, model.writer.encode_target, speech.transcript
+            model.info.max_tokens, model.text_generator.encode_target, speech.transcript
         )
     else:
-        target = model.writer.transcribe(heard, MOST_WRITTEN)
+        target = model.text_generator.transcribe(heard, MAX_WRITTEN)
         # If there is nothing but special tokens, show these.
         written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
     # The encoder reads the sound, the decoder the transcript.
-    inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
+    inputs = {**heard.inputs, **model.text_generator.decoder_inputs(target)}
     return Reading.of(heard, target.text, note, inputs=inputs, target=target)
 
 

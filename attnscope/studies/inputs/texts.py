@@ -26,7 +26,7 @@ Texts = Corpus | Sequence[CorpusText]
 AnyTexts = Corpus | str | Sequence[str] | Sequence[CorpusText]
 """What a user may give as texts: a corpus, one text, or several."""
 
-Report = Callable[["Progress"], None]
+ReportProgress = Callable[["Progress"], None]
 """Called by a study now and then, with how far it is."""
 
 _WORDS_NAMED = 5
@@ -109,7 +109,7 @@ class UnknownWords:
         return f"{words} unknown to the tokenizer, which reads {self.read_as} instead: {listed}"
 
 
-def scale_report(report: Report | None, step: int, n_steps: int) -> Report | None:
+def scale_report(report: ReportProgress | None, step: int, n_steps: int) -> ReportProgress | None:
     """Return a report for one step of a study, which turns the share of the step into that of the whole study.
 
     Args:

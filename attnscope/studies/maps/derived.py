@@ -9,7 +9,7 @@ import numpy as np
 from attnscope.choice import Choice
 from attnscope.core.alignment import align_tokens
 from attnscope.core.attention import rollout as core_rollout
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.options import Heads
@@ -21,11 +21,11 @@ from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
 from attnscope.studies.maps.running import outline, run_model
 
-_MOST_FOR_GRADIENTS = 1024
+_MAX_FOR_GRADIENTS = 1024
 """The most tokens for `relevance`, which keeps the weights of all layers in memory, and their gradients."""
 
 
-@with_plain_torch
+@with_default_torch
 def rollout(
     model: Model,
     text: str | None = None,
@@ -63,7 +63,7 @@ def rollout(
     return result
 
 
-@with_plain_torch
+@with_default_torch
 def relevance(
     model: Model, target: str, text: str | None = None, *, image: Any = None, query: str | None = None
 ) -> Rollout:
@@ -85,24 +85,24 @@ def relevance(
     """
     import torch
 
-    from attnscope.core.interventions import Leaves
+    from attnscope.core.interventions import GradientLeaves
     from attnscope.studies.patch.pairs import read_target
 
     # Read the input, and find the logit of the target: at which token, and which of the vocabulary or the classes.
     item = _input_of(text, image)
     model = reader_of(model, item)
     reading = read(model, item)
-    if len(reading.tokens) > _MOST_FOR_GRADIENTS:
+    if len(reading.tokens) > _MAX_FOR_GRADIENTS:
         raise AttnscopeError(
             f"{len(reading.tokens)} tokens are too many for gradients of all weights",
-            f"give at most {_MOST_FOR_GRADIENTS}",
+            f"give at most {_MAX_FOR_GRADIENTS}",
         )
     position, target_index = read_target(model, reading.text, reading.tokens, target)
     # The record of the input, as yet without weights.
     record = outline(model.info, reading, Choice().within(model.info))
     # Run the model with the weights of every layer as leaves of the graph, (text, head, query, key). A photo comes as
     # tensors, a text as a batch of ids.
-    leaves = Leaves("pattern")
+    leaves = GradientLeaves("pattern")
     with torch.enable_grad():
         if reading.inputs and model.outputs_of_inputs is not None:
             outputs = model.outputs_of_inputs(reading.inputs, leaves)
@@ -240,8 +240,8 @@ def heads_to_follow(model: Model, picked: Heads | None) -> Heads:
     """
     if picked:
         return picked
-    named = () if model.writer is None else model.writer.alignment_heads
-    if not named and model.ears is not None:
+    named = () if model.text_generator is None else model.text_generator.alignment_heads
+    if not named and model.audio_reader is not None:
         raise AttnscopeError(
             f"{model.info.name} names no heads that follow speech (alignment_heads of its generation_config.json)",
             "choose some with --pick: attnscope heads --audio measures their monotonicity",

@@ -6,35 +6,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.choice import Between, Choice, Cut, Tokens
+from attnscope.choice import BetweenOptions, Choice, Crop, TokenOptions
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, refuse_beside
-from attnscope.studies.inputs.options import ReadingOptions, TextFiles, refuse_file_names
+from attnscope.studies.inputs.options import ReadingOptions, TextFileOptions, refuse_file_names
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Given
 
 
-FEWEST_CELLS, MOST_CELLS = 8, 1024
+MIN_CELLS, MAX_CELLS = 8, 1024
 """A map is pooled to so many rows and columns of cells."""
 
 
 def require_cells(cells: int) -> None:
     """Refuse to pool to too few or too many rows and columns."""
-    if not FEWEST_CELLS <= cells <= MOST_CELLS:
+    if not MIN_CELLS <= cells <= MAX_CELLS:
         raise UsageError(
             f"a map cannot be pooled to {cells} rows and columns",
-            f"choose {FEWEST_CELLS} to {MOST_CELLS}, or 0: not",
+            f"choose {MIN_CELLS} to {MAX_CELLS}, or 0: not",
         )
 
 
 @options
-class MapOptions(Tokens):
+class MapOptions(TokenOptions):
     """Hold the options of the maps of a text, a photo or a recording."""
 
     choice: Choice = group(Choice)
-    cut: Cut = group(Cut)
-    between: Between = group(Between)
+    cut: Crop = group(Crop)
+    between: BetweenOptions = group(BetweenOptions)
     pooled: int | None = option(
         "Pool a long text to at most this many rows and columns, 8 to 1024; 0 = never; None = 256 for more than 400 "
         "tokens.",
@@ -89,14 +89,14 @@ class MapOptions(Tokens):
 
 
 @options
-class PageTokens(Tokens):
+class PageTokenOptions(TokenOptions):
     """Hold how tokens are shown as the page opens; there is no --query, as readers of the page pick tokens there."""
 
     query: str | None = option("", default=None, python_only=True)
 
 
 @options
-class PageOrder(TextFiles):
+class PageOptions(TextFileOptions):
     """Hold the contents of a page, and the file that it is written to."""
 
     texts: tuple[str, ...] = option(
@@ -126,7 +126,7 @@ class PageOrder(TextFiles):
     )
     reading: ReadingOptions = group(ReadingOptions)
     choice: Choice = group(Choice)
-    tokens: PageTokens = group(PageTokens)
+    tokens: PageTokenOptions = group(PageTokenOptions)
 
     def require(self) -> None:
         """Refuse a page of nothing, an unknown split, and a file that cannot be replaced."""
@@ -152,9 +152,9 @@ class PageOrder(TextFiles):
         return bool(self.texts or self.files or self.image)
 
     @property
-    def changes(self) -> Tokens:
+    def changes(self) -> TokenOptions:
         """Return those options of `tokens` that change the maps; the others only say how the page opens."""
-        return Tokens(without_sinks=self.tokens.without_sinks, mean=self.tokens.mean)
+        return TokenOptions(without_sinks=self.tokens.without_sinks, mean=self.tokens.mean)
 
     def start(self) -> dict[str, str]:
         """Return how the page opens, as parameters of its address, which the page's JavaScript reads.

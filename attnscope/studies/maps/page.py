@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from attnscope.choice import Choice
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -27,13 +27,13 @@ from attnscope.results.storage import is_stream, require_writable, write_stream,
 from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
-from attnscope.studies.inputs.texts import Progress, Report, share_read
-from attnscope.studies.maps.options import PageOrder
+from attnscope.studies.inputs.texts import Progress, ReportProgress, share_read
+from attnscope.studies.maps.options import PageOptions
 from attnscope.studies.maps.running import outline, run_model
 from attnscope.studies.maps.study import apply_changes, name_for
 from attnscope.text import read_text
 
-_MOST_WITHOUT_TORCH = 16
+_MAX_WITHOUT_TORCH = 16
 """The most texts of a page on which NumPy may run the model; for more it pays to load torch."""
 
 _FINDINGS: dict[str, type[Heads | Atlas]] = {"heads": Heads, "atlas": Atlas}
@@ -83,7 +83,7 @@ class WrittenPage(NamedTuple):
 
 
 def write_page(
-    spec: str, order: PageOrder, loading: LoadOptions, report: Report | None = None
+    spec: str, order: PageOptions, loading: LoadOptions, report: ReportProgress | None = None
 ) -> WrittenPage:
     """Load the records and run the model on the texts of a page, and write it, whole or not at all.
 
@@ -123,7 +123,7 @@ def write_page(
     return WrittenPage(path, len(content), tuple(page_text.record for page_text in page_texts))
 
 
-def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText]]:
+def _load_records(order: PageOptions) -> tuple[Heads | Atlas | None, list[PageText]]:
     """Return the saved record that names the roles of heads, if there is one, and the texts of the saved heatmaps."""
     findings: Heads | Atlas | None = None
     page_texts = []
@@ -157,17 +157,17 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText
 
 def _read_texts(
     spec: str,
-    order: PageOrder,
+    order: PageOptions,
     loading: LoadOptions,
     saved: Sequence[PageText],
-    report: Report | None,
+    report: ReportProgress | None,
 ) -> list[PageText]:
     """Run the model on each text of a page; return the saved texts, and after them those that the model has read."""
     # Take the first inputs out of the stream: if these are all, and all are texts, NumPy may run the model.
     inputs = _inputs(order)
-    first = [*islice(inputs, _MOST_WITHOUT_TORCH + 1)]
+    first = [*islice(inputs, _MAX_WITHOUT_TORCH + 1)]
     prompts = [given for given, _ in first if isinstance(given, Prompt)]
-    are_few = len(prompts) == len(first) <= _MOST_WITHOUT_TORCH
+    are_few = len(prompts) == len(first) <= _MAX_WITHOUT_TORCH
     model = loading.load_for_maps(spec, prompts if are_few else None)
     # Run the model on these and on the rest of the stream, and change the maps as asked.
     page_texts = [*saved]
@@ -185,7 +185,7 @@ def _read_texts(
     return page_texts
 
 
-def _inputs(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
+def _inputs(order: PageOptions) -> Iterator[tuple[Given, float | None]]:
     """Yield each input of the model, and the share of the files that has been read by then, 0 to 1; None = unknown."""
     photos = tuple(map(read_photo, order.image))
     n_generated = order.reading.generate
@@ -213,7 +213,7 @@ def _inputs(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
             raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
 
-@with_plain_torch
+@with_default_torch
 def page(
     model: Model,
     texts: str | Sequence[str],

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from attnscope.choice import ChosenHeads, Cut
+from attnscope.choice import ChosenHeads, Crop
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
-from attnscope.models.info import ModelInfo, run_of
+from attnscope.models.info import ModelInfo, run_facts
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import HeadMaps, MapPart, spans
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from attnscope.core.attention.pooling import Grid
-    from attnscope.core.attention.probes import HeadReader
+    from attnscope.core.attention.pooling import PoolingGrid
+    from attnscope.core.attention.probes import HeadRecorder
     from attnscope.core.attention.seam import Kind, Probe
 
 CELLS = 256
 """The most rows and columns of cells, unless a user says otherwise: a figure shows no more."""
 
-LEAST_FAR = 32
+MIN_FAR = 32
 """A link, the weight of a query on a key, is far where these are more than a cell and at least so many tokens apart."""
 
 N_LINKS = 10
@@ -46,7 +46,7 @@ N_LINKS = 10
 # The record without weights
 
 
-def outline(info: ModelInfo, reading: Reading, chosen: ChosenHeads, cut: Cut | None = None) -> Heatmap:
+def outline(info: ModelInfo, reading: Reading, chosen: ChosenHeads, cut: Crop | None = None) -> Heatmap:
     """Return the record as it will be, without weights: a map for each kind of attention that has a chosen head.
 
     For speech with a transcript, only cross-attention is shown. Where pictures stand among words, patches are shown as
@@ -83,7 +83,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: ChosenHeads, cut: Cut | N
     return Heatmap(
         text=reading.text,
         maps=tuple(maps),
-        run=run_of(info, notes),
+        run=run_facts(info, notes),
         picked=chosen.picked,
         picture=reading.picture,
         sound=reading.sound,
@@ -95,7 +95,7 @@ def _outline_map(
     info: ModelInfo,
     reading: Reading,
     chosen: ChosenHeads,
-    cut: Cut | None,
+    cut: Crop | None,
     kind: str,
     *,
     is_needed: bool,
@@ -176,7 +176,7 @@ def run_model(
             record, maps=tuple(_fill(m, looked.weights, None, model.info) for m in record.maps)
         )
     from attnscope.core.attention.calls import WeightsBesideFullWidth
-    from attnscope.core.attention.probes import Weights, probe_by_kind
+    from attnscope.core.attention.probes import WeightsRecorder, probe_by_kind
 
     kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     if reading.axes or (record.maps[0].part is not None and model.info.path == "seam"):
@@ -184,7 +184,7 @@ def run_model(
         probes = {m.kind: _probe_part(m) for m in record.maps}
         run_probe(model, reading, probe_by_kind(probes))
     else:
-        probe = Weights(layers, heads, kinds)
+        probe = WeightsRecorder(layers, heads, kinds)
         if full_width is not None:
             probe = WeightsBesideFullWidth(layers, heads, kinds)
             probe.full = full_width
@@ -210,18 +210,18 @@ def _layers_and_heads(maps: Sequence[AttentionMap]) -> tuple[list[int], tuple[in
     return layers, None
 
 
-def _probe_part(attention: AttentionMap) -> HeadReader[Tensor]:
+def _probe_part(attention: AttentionMap) -> HeadRecorder[Tensor]:
     """Return a probe that keeps the part of a map that is shown, (batch, chosen head, query, key), on the CPU."""
     import torch
 
-    from attnscope.core.attention.probes import HeadReader
+    from attnscope.core.attention.probes import HeadRecorder
     from attnscope.core.attention.row_samples import rows_of
 
     rows, columns = _slices_of(attention)
     queries = torch.arange(rows.start, rows.stop)
     layers, heads = _layers_and_heads([attention])
     kinds = (cast("Kind", attention.kind),)
-    return HeadReader(
+    return HeadRecorder(
         lambda call: rows_of(call, queries, keys=columns).float().cpu(), layers, heads, kinds
     )
 
@@ -339,13 +339,15 @@ def pool_maps(model: Model, reading: Reading, chosen: ChosenHeads, cells: int) -
             "--pool 0, on fewer tokens",
         )
     from attnscope.core.attention.pooling import pool_attention
-    from attnscope.core.attention.probes import HeadReader
+    from attnscope.core.attention.probes import HeadRecorder
 
     # One pass, with a grid for each kind of attention.
     whole = outline(model.info, reading, chosen)
     grids = {cast("Kind", m.kind): _grid(m, cells) for m in whole.maps}
     layers, heads = _layers_and_heads(whole.maps)
-    probe = HeadReader(lambda call: pool_attention(call, grids[call.kind]), layers, heads, tuple(grids))
+    probe = HeadRecorder(
+        lambda call: pool_attention(call, grids[call.kind]), layers, heads, tuple(grids)
+    )
     run_probe(model, reading, probe)
     # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []
@@ -369,11 +371,11 @@ def pool_maps(model: Model, reading: Reading, chosen: ChosenHeads, cells: int) -
     return PooledHeatmap(text=whole.text, maps=tuple(maps), run=whole.run, picked=whole.picked)
 
 
-def _grid(attention: AttentionMap, cells: int) -> Grid:
+def _grid(attention: AttentionMap, cells: int) -> PoolingGrid:
     """Return how a map is pooled, and between which of its tokens links are looked for."""
     import torch
 
-    from attnscope.core.attention.pooling import Grid
+    from attnscope.core.attention.pooling import PoolingGrid
 
     # Tokens of a cell, rounded up.
     query_cell = math.ceil(len(attention.queries) / cells)
@@ -381,11 +383,11 @@ def _grid(attention: AttentionMap, cells: int) -> Grid:
     # Tokens between which no links are looked for. Idle heads rest on the first key, special or not.
     skipped_keys = attention.keys.special.copy()
     skipped_keys[0] = True
-    return Grid(
+    return PoolingGrid(
         query_cell=query_cell,
         key_cell=key_cell,
         n_links=N_LINKS,
-        far=None if attention.kind == "cross" else max(key_cell, LEAST_FAR),
+        far=None if attention.kind == "cross" else max(key_cell, MIN_FAR),
         no_query=torch.from_numpy(attention.queries.special.copy()),
         no_key=torch.from_numpy(skipped_keys),
     )

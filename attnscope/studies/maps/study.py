@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from attnscope.choice import Cut, Span, Tokens, choice_from, span_from
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.choice import Crop, Span, TokenOptions, choice_from, span_from
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.drawing.style import Style
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import Heatmap
@@ -141,7 +141,7 @@ def name_for(record: Heatmap | PooledHeatmap, content: bytes) -> str:
     return f"{slug(str(record.run.get('model', 'model')))}-{slug(record.text)}-{digest}"
 
 
-@with_plain_torch
+@with_default_torch
 def heatmap(
     model: Model,
     text: str,
@@ -186,7 +186,7 @@ def heatmap(
     """
     options = MapOptions(
         choice=choice_from(layers, heads, pick),
-        cut=Cut(span_from(rows), span_from(cols)),
+        cut=Crop(span_from(rows), span_from(cols)),
         hide_special=hide_special,
         words=bool(words),
         pooled=0,
@@ -197,7 +197,7 @@ def heatmap(
     return record
 
 
-@with_plain_torch
+@with_default_torch
 def picture_heatmap(
     model: Model,
     image: Any,
@@ -258,7 +258,7 @@ def picture_heatmap(
     return record
 
 
-@with_plain_torch
+@with_default_torch
 def sound_heatmap(
     model: Model,
     audio: Any,
@@ -304,7 +304,7 @@ def sound_heatmap(
     return replace(record, sound=replace(record.sound, spectrogram=None))
 
 
-@with_plain_torch
+@with_default_torch
 def pooled_heatmap(
     model: Model,
     text: str,
@@ -348,7 +348,7 @@ def pooled_heatmap(
     return record
 
 
-def apply_changes(record: Heatmap, changes: Tokens) -> Heatmap:
+def apply_changes(record: Heatmap, changes: TokenOptions) -> Heatmap:
     """Return the record with the changes that are asked for, in this order.
 
     Special tokens are left out, but for queries that `query` names; the attention to sinks is left out; tokens are

@@ -11,16 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
-from attnscope.core.interventions import Activations, By, Leaves, Patch, Patched, attribute
+from attnscope.core.interventions import (
+    ActivationRecorder,
+    By,
+    GradientLeaves,
+    HeadPatcher,
+    Patch,
+    attribute,
+)
 from attnscope.models.inside.tape import run_instead
 from attnscope.models.model import PASS_TOKENS, Model, Outputs
 from attnscope.questions.patch import Direction
 from attnscope.studies.patch.pairs import PairBatch
 
 
-class Unit(NamedTuple):
+class PatchedHeads(NamedTuple):
     """Hold the heads that are patched together: one head, or for keys and values all that read one key/value head.
 
     Attributes:
@@ -29,7 +36,7 @@ class Unit(NamedTuple):
         group: How many query heads are patched together.
     """
 
-    place: Place
+    place: LayerKey
     number: int
     group: int
 
@@ -45,7 +52,9 @@ class Unit(NamedTuple):
         return "+".join(f"L{self.place[1]}H{head}" for head in self.heads)
 
 
-def units_of(calls: Mapping[Place, AttentionCall], by: By) -> dict[tuple[Place, int], Unit]:
+def units_of(
+    calls: Mapping[LayerKey, AttentionCall], by: By
+) -> dict[tuple[LayerKey, int], PatchedHeads]:
     """Return the unit of each query head, by place and number of the head, in the order of layers and heads.
 
     `calls` are those of a run, by place; `by` says which values are patched.
@@ -55,14 +64,14 @@ def units_of(calls: Mapping[Place, AttentionCall], by: By) -> dict[tuple[Place, 
         n_units = call.n_kv_heads if by in ("key", "value") else call.n_heads
         group = call.n_heads // n_units
         for head in range(call.n_heads):
-            units[place, head] = Unit(place, head // group, group)
+            units[place, head] = PatchedHeads(place, head // group, group)
     return units
 
 
-class Change(NamedTuple):
+class PatchSpec(NamedTuple):
     """Say which heads get values of another run, which values, and at which tokens."""
 
-    unit: Unit
+    unit: PatchedHeads
     by: By
     tokens: slice = slice(None)
 
@@ -97,7 +106,7 @@ class PairRuns:
             self._changed = batch.clean
             other = batch.corrupt
         # Run the other side once, and keep what its heads compute.
-        self.source = Activations()
+        self.source = ActivationRecorder()
         outputs = model.outputs(other, self.source, last=batch.last)
         other_difference = self._difference(outputs)[0]
         # Run the changed side once, as yet without patches; later runs resume from its layers.
@@ -111,7 +120,7 @@ class PairRuns:
         if direction == "noise":
             self.clean, self.corrupt = self.corrupt, self.clean
         # What heads compute in the changed run without patches; `isolate` fills it when it is first needed.
-        self._kept = Activations()
+        self._kept = ActivationRecorder()
 
     def _skip_needless_work(self) -> None:
         """Let later runs leave out early tokens and most logits, if a run without patches shows the same result so.
@@ -143,7 +152,7 @@ class PairRuns:
         self._narrowed = []
 
     def _again(self, probe: Probe, first: int = 0, times: int = 1) -> Outputs:
-        """Run the changed side again, as `Rerun.again` does; maps in `_narrowed` give the logits of answers alone."""
+        """Run the changed side again, see `ResumableRun.again`. Maps in `_narrowed` give the logits of answers alone."""
         answer_ids = self.batch.answer_ids
 
         def answer_logits(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
@@ -160,8 +169,8 @@ class PairRuns:
 
     def effects(
         self,
-        changes: Sequence[Change],
-        source: Activations | None = None,
+        changes: Sequence[PatchSpec],
+        source: ActivationRecorder | None = None,
         report: Callable[[float], None] | None = None,
     ) -> Tensor:
         """Return the effect of each change alone on the logit difference, (change, pair), float64, on the CPU.
@@ -180,7 +189,7 @@ class PairRuns:
         n_done = 0
         for first_block, indices in self._rerun.plan(places, PASS_TOKENS):
             # Several changes run side by side, each on its own copy of the pairs: texts are (change * pair).
-            patches: dict[Place, list[Patch]] = {}
+            patches: dict[LayerKey, list[Patch]] = {}
             for row, index in enumerate(indices):
                 unit, by, tokens = changes[index]
                 heads = (unit.number,)
@@ -188,14 +197,14 @@ class PairRuns:
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
                 patch = Patch(by, heads, values, texts, tokens)
                 patches.setdefault(unit.place, []).append(patch)
-            outputs = self._again(Patched(patches), first_block, len(indices))
+            outputs = self._again(HeadPatcher(patches), first_block, len(indices))
             differences[indices] = self._difference(outputs)
             n_done += len(indices)
             if report is not None:
                 report(n_done / len(changes))
         return self._sign * (differences - self._unpatched)
 
-    def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
+    def isolate(self, sender: PatchedHeads) -> tuple[ActivationRecorder, Tensor]:
         """Change what one head writes, its z, and hold the z of all other heads fixed; MLPs compute anew.
 
         Args:
@@ -208,7 +217,7 @@ class PairRuns:
         # Every head keeps the z that it has without patches; of two patches of a head, the later one holds.
         if not self._kept.outputs:
             self._again(self._kept)
-        patches: dict[Place, list[Patch]] = {}
+        patches: dict[LayerKey, list[Patch]] = {}
         for place, output in self._kept.outputs.items():
             all_heads = tuple(range(output.shape[1]))
             patches[place] = [Patch("z", all_heads, output)]
@@ -216,18 +225,18 @@ class PairRuns:
         values = self.source.values("z", sender.place, heads)
         patches[sender.place].append(Patch("z", heads, values))
         # Keep what later heads compute from that.
-        reached = Activations(Patched(patches))
+        reached = ActivationRecorder(HeadPatcher(patches))
         outputs = self._again(reached, self._rerun.block([sender.place]))
         return reached, self._sign * (self._difference(outputs)[0] - self._unpatched)
 
-    def attribution(self, by: By) -> dict[Place, Tensor]:
+    def attribution(self, by: By) -> dict[LayerKey, Tensor]:
         """Return an estimate of each head's effect at each token, place -> (pair, head, token), float64, on the CPU.
 
         It is the effect to first order, from one forward and one backward pass of the changed run. For keys and values,
         heads are key/value heads.
         """
         # One backward pass gives the slope of the logit difference with respect to the values of all heads.
-        leaves = Leaves(by)
+        leaves = GradientLeaves(by)
         with torch.enable_grad():
             outputs = self._model.outputs(self._changed, leaves, last=self.batch.last)
             total = self._difference(outputs).sum()

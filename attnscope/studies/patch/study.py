@@ -19,20 +19,20 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from attnscope.core.intervals import benjamini_hochberg
-from attnscope.core.interventions import Activations, By
+from attnscope.core.interventions import ActivationRecorder, By
 from attnscope.core.pairs import pair_means, shares_of_total, weakest_total
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
 from attnscope.errors import AttnscopeError
-from attnscope.models.info import run_of
+from attnscope.models.info import run_facts
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Model
 from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, PatchOptions, head_columns
 from attnscope.results.table import Floats, Table
-from attnscope.studies.inputs.texts import Progress, Report, UnknownWords
+from attnscope.studies.inputs.texts import Progress, ReportProgress, UnknownWords
 from attnscope.studies.patch.pairs import ReadPair, batches_of, read_pairs, spell_answer
-from attnscope.studies.patch.runs import Change, PairRuns, Unit, units_of
+from attnscope.studies.patch.runs import PairRuns, PatchedHeads, PatchSpec, units_of
 
 READS: tuple[By, ...] = ("query", "key", "value")
 """The values that a head computes from what earlier heads wrote."""
@@ -42,12 +42,12 @@ Measured = dict[str, NDArray[Any]]
 `corrupt`, the logit differences; `estimated`, `effects` and `positions`, what units change, (pair, unit, …)."""
 
 
-@with_plain_torch
+@with_default_torch
 def patch(
     model: Model,
     pairs: Pairs | str | Path | Sequence[str | Path | Mapping[str, Any]],
     options: PatchOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
 ) -> Patching:
     """Patch heads on pairs, and measure how the logit difference right - wrong changes.
 
@@ -87,14 +87,16 @@ class HeadPath(NamedTuple):
     `receiver` is the query, key or value of later heads that takes what the sender wrote; None = the logits.
     """
 
-    sender: Unit
-    receiver: Change | None = None
+    sender: PatchedHeads
+    receiver: PatchSpec | None = None
 
 
 class _Study:
     """Run one study, batch by batch, on the units of the chosen heads: single heads, or groups patched together."""
 
-    def __init__(self, model: Model, pairs: Pairs, options: PatchOptions, report: Report | None) -> None:
+    def __init__(
+        self, model: Model, pairs: Pairs, options: PatchOptions, report: ReportProgress | None
+    ) -> None:
         self._model = model
         self._pairs = pairs
         self._options = options
@@ -121,13 +123,13 @@ class _Study:
         # Positions are asked only of pairs of this one length.
         self._n_tokens = lengths[0]
         # A run of the first pair shows which heads there are.
-        seen = Activations()
+        seen = ActivationRecorder()
         (first,) = batches_of(model, self._read_pairs, [0])
         with torch.no_grad():
             model.outputs(first.clean, seen, last=first.last)
         # The heads that were picked one by one, or else all chosen heads of all chosen layers.
         heads = set(chosen.picked or product(chosen.layers, chosen.heads))
-        self._units: list[Unit] = []
+        self._units: list[PatchedHeads] = []
         for ((_, layer), head), unit in units_of(seen.calls, options.by).items():
             if (layer, head) in heads and unit not in self._units:
                 self._units.append(unit)
@@ -181,7 +183,7 @@ class _Study:
             "exact": self._n_exact or None,
             "rank_agreement": _rank_agreement(measured),
         }
-        run = run_of(self._model.info, self._notes(len(pairs), total))
+        run = run_facts(self._model.info, self._notes(len(pairs), total))
         run["kinds"] = list(self._model.info.kinds)
         return Patching(run, self._corpus(pairs, complete), result_options, tables, arrays)
 
@@ -277,7 +279,7 @@ class _Study:
             spans += [slice(token, token + 1) for token in range(first, self._n_tokens)]
         changes = []
         for unit, span in product(units, spans):
-            changes.append(Change(unit, self._options.by, span))
+            changes.append(PatchSpec(unit, self._options.by, span))
         # (change, pair) -> (pair, unit, span). The first span is all tokens, the others are single ones.
         by_change = runs.effects(changes, report=report).T.numpy()
         n_pairs = len(by_change)
@@ -319,7 +321,7 @@ class _Study:
                     continue
                 # Several heads may read one key/value head: the path counts once. A unit is found by its first head.
                 reader = self._readers[by][later.place, later.heads.start]
-                path = HeadPath(sender, Change(reader, by))
+                path = HeadPath(sender, PatchSpec(reader, by))
                 if path not in paths:
                     paths.append(path)
         return paths

@@ -26,9 +26,9 @@ from scipy.special import bdtrc
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.sums import RunningSums
-from attnscope.questions.relations import LEAST_MASS, Relations
+from attnscope.questions.relations import MIN_MASS, Relations
 from attnscope.results.table import DTYPES, HEADS, Table
-from attnscope.studies.run import Part
+from attnscope.studies.run import PartialSums
 
 LEVEL = 0.05
 """The false discovery rate over heads x relations (Benjamini & Hochberg 1995)."""
@@ -36,14 +36,14 @@ LEVEL = 0.05
 MARGIN = 0.1
 """How far the lower end of a head's interval must be above the best simple rule (Voita et al. 2019, on syntax)."""
 
-FEWEST_LINKS = 20
+MIN_LINKS = 20
 """A relation with fewer links, in both halves together, gets no verdict."""
 
-FEWEST_TEXTS = 10
+MIN_TEXTS = 10
 """A relation with fewer texts in the half that is scored gets no verdict: an interval over so few says little."""
 
-FEWEST_SOURCES = 2
-"""Sources are dealt to the two halves if each half gets at least so many, and the scored half FEWEST_TEXTS texts.
+MIN_SOURCES = 2
+"""Sources are dealt to the two halves if each half gets at least so many, and the scored half MIN_TEXTS texts.
 
 If not, texts are dealt one by one, whatever their source.
 """
@@ -51,9 +51,9 @@ If not, texts are dealt one by one, whatever their source.
 THRESHOLDS = {
     "level": LEVEL,
     "margin": MARGIN,
-    "fewest_links": FEWEST_LINKS,
-    "fewest_texts": FEWEST_TEXTS,
-    "least_mass": LEAST_MASS,
+    "fewest_links": MIN_LINKS,
+    "fewest_texts": MIN_TEXTS,
+    "least_mass": MIN_MASS,
 }
 """The thresholds of verdicts, as records state them."""
 
@@ -164,7 +164,7 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
 # Halves
 
 
-class Lots:
+class HalfSplitter:
     """Deal the texts of one relation to two halves, in two ways: by sources, and text by text.
 
     By sources, all texts of a source, such as a document, go to the same half. If no source has several texts, both
@@ -209,7 +209,7 @@ def _half(number: int) -> int:
 # Sums
 
 
-class Cell(NamedTuple):
+class TextHits(NamedTuple):
     """Hold the links of one relation in one text or chunk: for each head and rule, their hits are added up.
 
     Attributes:
@@ -228,7 +228,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class LinkPart(Part):
+class LinkPart(PartialSums):
     """Hold the hits of rules and heads on the links of some texts: exact sums of fixed size, whatever the corpus.
 
     Attributes:
@@ -244,7 +244,7 @@ class LinkPart(Part):
     unmeasured: dict[tuple[str, str], int] = field(default_factory=dict)
     n_copies: int = 0
 
-    def add_cells(self, cells: Sequence[Cell], values: Floats) -> None:
+    def add_cells(self, cells: Sequence[TextHits], values: Floats) -> None:
         """Add the hits of rules, and the hits and mass of heads, on the links of some cells.
 
         Args:
@@ -288,7 +288,7 @@ class LinkPart(Part):
         chosen_on, scored_on = by_sources
         n_sources = self.count_sources(relation)
         are_alone = sum(n_sources) == chosen_on.n_texts + scored_on.n_texts
-        suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
+        suffice = min(n_sources) >= MIN_SOURCES and scored_on.n_texts >= MIN_TEXTS
         if are_alone or suffice:
             return chosen_on, scored_on, "sources"
         chosen_on, scored_on = by_texts
@@ -299,7 +299,7 @@ class LinkPart(Part):
         return [self.n_sources.get((relation, half), 0) for half in range(2)]
 
 
-class Half:
+class CorpusHalf:
     """Hold the hits of rules and heads on half of the texts of several relations.
 
     Args:
@@ -348,8 +348,8 @@ def judge(
         return {}, {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
     halves = [part.halve(name) for name in names]
     chosen_on, scored_on, dealt = zip(*halves, strict=True)
-    chosen = Half(chosen_on)
-    scored = Half(scored_on)
+    chosen = CorpusHalf(chosen_on)
+    scored = CorpusHalf(scored_on)
 
     # The best simple rule of the scored half, and why there can be no verdict, "" = there can: (relation,).
     rule_hits = scored.rules.total("s")
@@ -358,8 +358,8 @@ def judge(
         baseline = rule_hits.max(1) / scored.n_links
     n_measured = chosen.n_links + scored.n_links
     no_verdict = np.select(
-        [n_measured < FEWEST_LINKS, scored.n_texts < FEWEST_TEXTS],
-        [f"fewer than {FEWEST_LINKS} examples", f"fewer than {FEWEST_TEXTS} texts to score on"],
+        [n_measured < MIN_LINKS, scored.n_texts < MIN_TEXTS],
+        [f"fewer than {MIN_LINKS} examples", f"fewer than {MIN_TEXTS} texts to score on"],
         "",
     )
     is_there, grids = _judge_heads(chosen, scored, baseline, no_verdict == "")
@@ -397,7 +397,7 @@ def judge(
 
 
 def _judge_heads(
-    chosen: Half, scored: Half, baseline: Floats, has_verdict: NDArray[np.bool_]
+    chosen: CorpusHalf, scored: CorpusHalf, baseline: Floats, has_verdict: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], dict[str, NDArray[Any]]]:
     """Return which of all heads there are, (head,), and the arrays of `Relations` for these, (relation, head).
 

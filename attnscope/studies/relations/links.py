@@ -16,17 +16,17 @@ from torch import Tensor
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import PlacedChunk, place_links
-from attnscope.core.attention.probes import Weights, probe_by_kind
+from attnscope.core.attention.probes import WeightsRecorder, probe_by_kind
 from attnscope.core.attention.seam import Kind
 from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
 from attnscope.corpus import batches, chunks, fold
 from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
 from attnscope.results.tokens import Tokens
-from attnscope.studies.failures import Place, broken_rows
+from attnscope.studies.failures import BrokenAt, broken_rows
 from attnscope.studies.heads.measuring import decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
-from attnscope.studies.relations.evidence import Cell, Floats, LinkPart, Lots, right_rules
+from attnscope.studies.relations.evidence import Floats, HalfSplitter, LinkPart, TextHits, right_rules
 from attnscope.studies.run import Measurer
 
 Reasons = Counter[tuple[str, str]]
@@ -38,10 +38,10 @@ TOO_LONG = "texts or targets longer than the model takes"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Piece(PlacedChunk):
+class LinkedChunk(PlacedChunk):
     """Hold a chunk with its links, and the cells to which their hits are added: one for each relation."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[TextHits, ...]
 
     @property
     def text_index(self) -> int:
@@ -81,7 +81,7 @@ class LinkText:
     line: int
     n_texts: int
     n_tokens: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LinkedChunk, ...]
 
 
 class LinkBlock(NamedTuple):
@@ -117,7 +117,7 @@ class Linker:
         # Where only the encoder is studied, the decoder beside it reads this start token alone; None = no decoder.
         self._start = decoder_start(model)
         # The deals of each relation.
-        self._lots: defaultdict[str, Lots] = defaultdict(Lots)
+        self._lots: defaultdict[str, HalfSplitter] = defaultdict(HalfSplitter)
         # Hashes of the texts so far.
         self._seen: set[int] = set()
 
@@ -156,8 +156,8 @@ class Linker:
         tokens = self._model.tokenizer.encode(text.text)
         target = None
         if is_across and text.target is not None:
-            assert self._model.writer is not None
-            target = self._model.writer.encode_target(text.target)
+            assert self._model.text_generator is not None
+            target = self._model.text_generator.encode_target(text.target)
         # Leave out all links of copies, and of pairs of text and target that do not fit into the model whole.
         key = hash((fold(text.text), fold(text.target or "")))
         reason = ""
@@ -181,7 +181,7 @@ class Linker:
             placed = [replace(part, target=self._start) for part in placed]
         return placed, left_out
 
-    def _deal(self, text: AnnotatedText, part: PlacedChunk) -> Piece:
+    def _deal(self, text: AnnotatedText, part: PlacedChunk) -> LinkedChunk:
         """Return a chunk with a cell for each of its relations, in which the text is dealt to halves."""
         # Without a document, chunks of one text have that text as their source, so that they go to one half.
         source = text.document
@@ -194,9 +194,9 @@ class Linker:
         for relation, n_links in Counter(relation_of.tolist()).items():
             rule_hits = is_right[relation_of == relation].sum(0)
             halves, is_first = self._lots[relation].deal(source)
-            cells.append(Cell(relation, halves, is_first, n_links, rule_hits))
+            cells.append(TextHits(relation, halves, is_first, n_links, rule_hits))
         # A piece has the fields of the placed chunk, and the cells.
-        return Piece(**vars(part), cells=tuple(cells))
+        return LinkedChunk(**vars(part), cells=tuple(cells))
 
 
 # Out of the model
@@ -213,7 +213,7 @@ class MeasuredPart(LinkPart):
     heard: tuple[Any, ...] = ()
     _texts: tuple[LinkText, ...] = ()
     # Hits and mass of heads in the cells of each measured chunk, (cell, 2, layer, head).
-    _hits: dict[Piece, Floats] = field(default_factory=dict)
+    _hits: dict[LinkedChunk, Floats] = field(default_factory=dict)
 
 
 class LinkMeasurer(Measurer[MeasuredPart]):
@@ -228,12 +228,12 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         """Return a part for a block, as yet without hits."""
         return MeasuredPart(_texts=block.texts, unmeasured=block.unmeasured, n_copies=block.n_copies)
 
-    def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
+    def batches(self, block: LinkBlock) -> Sequence[Sequence[LinkedChunk]]:
         """Cut a block into batches, the longest chunks first."""
         pieces: Any = chain.from_iterable(text.pieces for text in block.texts)
         return batches(pieces)[::-1]  # type: ignore[return-value]  # pieces, as they came
 
-    def measure(self, batch: Sequence[Piece]) -> Any:
+    def measure(self, batch: Sequence[LinkedChunk]) -> Any:
         """Run the model on chunks, and return their hits and the broken ones, as `hits_of_pieces` does."""
         info = self._model.info
         facts = facts_of(batch, self._kind)
@@ -243,7 +243,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         with torch.no_grad():
             # Models outside the seam give whole maps, (text, head, query, key) on the CPU; at the seam none is kept.
             if info.path == "eager":
-                dense = Weights()
+                dense = WeightsRecorder()
                 self._model.run(inputs, dense)
                 by_layer = {}
                 for layer, weights in dense.maps[self._kind].items():
@@ -255,8 +255,8 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         return self.hits_of_pieces(batch, by_layer)
 
     def hits_of_pieces(
-        self, batch: Sequence[Piece], by_layer: Mapping[int, Tensor]
-    ) -> tuple[list[Floats], dict[int, Place]]:
+        self, batch: Sequence[LinkedChunk], by_layer: Mapping[int, Tensor]
+    ) -> tuple[list[Floats], dict[int, BrokenAt]]:
         """Divide the hits and mass in the cells of a batch among its chunks.
 
         Args:
@@ -279,7 +279,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
             sums[layer] = np.add.reduceat(of_layer, first_cells)
         return np.split(hits, first_cells[1:]), broken_rows({self._kind: sums})
 
-    def add(self, part: MeasuredPart, batch: Sequence[Piece], result: Any) -> None:
+    def add(self, part: MeasuredPart, batch: Sequence[LinkedChunk], result: Any) -> None:
         """Keep the hits of each chunk, and count the texts that are done; a text with a broken chunk is left out."""
         hits, broken = result
         for index, piece in enumerate(batch):
@@ -296,7 +296,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
     def finish(self, part: MeasuredPart) -> MeasuredPart:
         """Add up the hits of the whole texts, in the order of the block; for the intervals, each chunk is a text."""
         # The cells and hits of all chunks, in the same order.
-        cells: list[Cell] = []
+        cells: list[TextHits] = []
         hits = []
         for text in part._texts:
             # Texts without a link that can be measured are studied too.

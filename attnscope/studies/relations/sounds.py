@@ -31,37 +31,37 @@ from scipy.stats import quantile_test
 from attnscope.annotated import Link
 from attnscope.annotated.alignment import UNALIGNED, PlacedLink, WordUnits
 from attnscope.core.alignment import cheapest_paths, standardise
-from attnscope.core.attention.probes import HeadReader
+from attnscope.core.attention.probes import HeadRecorder
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.relations import links_of_weights
 from attnscope.corpus import Chunk, Corpus, CorpusText, Problem
 from attnscope.corpus.formats import json_object, name_problems, suffix_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.questions.relations import BEST, LEAST_MASS, UPPER, Relations
+from attnscope.questions.relations import BEST, MIN_MASS, UPPER, Relations
 from attnscope.report.wording import RECORDINGS
 from attnscope.results.table import Table
 from attnscope.results.tokens import Tokens
 from attnscope.senses.recordings import Recording, read_recording
 from attnscope.studies.inputs.reading import Reading, Speech, read
-from attnscope.studies.inputs.texts import Progress, Report, share_read
+from attnscope.studies.inputs.texts import Progress, ReportProgress, share_read
 from attnscope.studies.maps.running import run_probe
 from attnscope.studies.relations.evidence import (
     DIAGONAL_STEPS,
     FIRST_DIAGONAL,
     RULES,
     THRESHOLDS,
-    Cell,
+    CorpusHalf,
     Floats,
-    Half,
-    Lots,
+    HalfSplitter,
+    TextHits,
 )
 from attnscope.studies.relations.links import (
     LinkBlock,
+    LinkedChunk,
     LinkMeasurer,
     LinkText,
     MeasuredPart,
-    Piece,
     Reasons,
     facts_of,
     shape_of,
@@ -72,7 +72,7 @@ from attnscope.studies.run import run_blocks
 NAME = "word→sound"
 CUT = "words that the recording or the transcript does not reach"
 
-MOST_KEPT = 2**30
+MAX_KEPT = 2**30
 """The most bytes of attention that are kept for timing words; recordings beyond that are not timed."""
 
 
@@ -84,7 +84,9 @@ class TimedWord(NamedTuple):
     end_s: float
 
 
-def sound_relations(model: Model, files: Sequence[str], report: Report | None = None) -> Relations:
+def sound_relations(
+    model: Model, files: Sequence[str], report: ReportProgress | None = None
+) -> Relations:
     """Measure which heads of a speech model's cross-attention listen to each word as it is written.
 
         result = sound_relations(attnscope.load("./whisper-tiny"), ["timed.jsonl"])
@@ -140,7 +142,7 @@ def is_spoken(files: Sequence[str]) -> bool:
 
 def _lines(files: Sequence[str]) -> Corpus:
     """Return the lines of files as texts."""
-    return Corpus(files, split="line", format="txt", most_characters=None)
+    return Corpus(files, split="line", format="txt", max_characters=None)
 
 
 def _read_line(text: CorpusText) -> tuple[Recording, tuple[TimedWord, ...], str | None]:
@@ -188,7 +190,7 @@ class Timing(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SoundPiece(Piece):
+class LinkedRecording(LinkedChunk):
     """Hold a recording, whose words are links from the rows in which they are written to frames.
 
     Attributes:
@@ -204,7 +206,7 @@ class SoundPiece(Piece):
 
 def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
     """Yield each recording as a block; lines that hold none are listed in the problems of the corpus."""
-    lots = Lots()
+    lots = HalfSplitter()
     seen: set[tuple[str, tuple[TimedWord, ...]]] = set()
     for text in corpus:
         try:
@@ -238,12 +240,12 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             continue
         rule_hits = _count_rule_hits(links, len(words), n_frames)
         halves, is_first = lots.deal(document or digest)
-        cell = Cell(NAME, halves, is_first, len(links), rule_hits)
+        cell = TextHits(NAME, halves, is_first, len(links), rule_hits)
         # The path of dynamic time warping begins with the recording, so the first word is not timed.
         later = [link for link in links if link.link.source[0] > 0]
         starts_s = np.array([words[link.link.source[0]].start_s for link in later])
         timing = Timing(halves, [link.tokens[0] for link in later], starts_s, frame_s)
-        piece = SoundPiece(
+        piece = LinkedRecording(
             chunk=Chunk(0, 0, 1, reading.target),
             unit_of_token=np.arange(n_frames),
             links=tuple(links),
@@ -334,7 +336,9 @@ class SoundMeasurer(LinkMeasurer):
         (piece,) = batch
         rows = torch.from_numpy(piece.rows)
         frames = slice(len(piece.unit_of_token))
-        probe = HeadReader(lambda call: rows_of(call, rows, keys=frames).float().cpu(), kinds=["cross"])
+        probe = HeadRecorder(
+            lambda call: rows_of(call, rows, keys=frames).float().cpu(), kinds=["cross"]
+        )
         run_probe(self._model, piece.reading, probe)
         by_layer = probe.maps["cross"]
         facts = facts_of(batch, "cross")
@@ -345,13 +349,13 @@ class SoundMeasurer(LinkMeasurer):
         return hits, broken, levels.astype(np.float32)
 
     def add(self, part: MeasuredPart, batch: Sequence[Any], result: Any) -> None:
-        """Keep the hits of a recording, and its levels while they take no more than MOST_KEPT bytes."""
+        """Keep the hits of a recording, and its levels while they take no more than MAX_KEPT bytes."""
         hits, broken, levels = result
         super().add(part, batch, (hits, broken))
         # A recording without levels is not timed, but still counts for the relation.
         timing = batch[0].timing
         self._n_bytes += levels.nbytes
-        if timing.rows and not broken and self._n_bytes <= MOST_KEPT:
+        if timing.rows and not broken and self._n_bytes <= MAX_KEPT:
             part.heard += (timing._replace(levels=levels),)
 
 
@@ -359,7 +363,7 @@ class SoundMeasurer(LinkMeasurer):
 
 
 def _time_words(
-    part: MeasuredPart, shape: tuple[int, int], n_heads: int, report: Report | None
+    part: MeasuredPart, shape: tuple[int, int], n_heads: int, report: ReportProgress | None
 ) -> Table:
     """Time the words of each recording by the best heads, and by all heads of the upper half of the layers.
 
@@ -378,11 +382,11 @@ def _time_words(
     # others those with little weight on the words.
     chosen_on, scored_on, dealt = part.halve(NAME)
     ranked = []
-    for other_half in (Half([scored_on]), Half([chosen_on])):
+    for other_half in (CorpusHalf([scored_on]), CorpusHalf([chosen_on])):
         # There is one relation: (head,).
         (accuracy,) = other_half.hits.ratio()
         (mass,) = other_half.mass.ratio()
-        ranked.append(np.lexsort((-accuracy, mass < LEAST_MASS)))
+        ranked.append(np.lexsort((-accuracy, mass < MIN_MASS)))
     # Which of a recording's two halves counts: that by sources, or the other one.
     deal = ("sources", "texts").index(dealt)
     n_layers, n_per_layer = shape

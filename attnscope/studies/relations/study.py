@@ -13,28 +13,28 @@ from typing import Any
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import UNALIGNED
 from attnscope.annotated.texts import merge_equal
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus import chunks, runs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.questions.relations import Relations, RelationsOptions
 from attnscope.results.table import Table
-from attnscope.studies.inputs.texts import Report, share_read
+from attnscope.studies.inputs.texts import ReportProgress, share_read
 from attnscope.studies.relations.evidence import THRESHOLDS, judge
 from attnscope.studies.relations.links import Linker, LinkMeasurer, MeasuredPart, shape_of
-from attnscope.studies.run import Run, run_blocks
+from attnscope.studies.run import CorpusRun, run_blocks
 from attnscope.studies.workers import Workers
 
 BLOCK = 512
 """The most texts of a block; of long texts it has fewer, see `attnscope.corpus.runs`."""
 
 
-@with_plain_torch
+@with_default_torch
 def relations(
     model: Model,
     texts: AnnotatedCorpus | Sequence[AnnotatedText] | str,
     options: RelationsOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     workers: Workers | None = None,
 ) -> Relations:
     """Measure how well every head of a model expresses every relation of annotated texts.
@@ -103,7 +103,7 @@ def relations(
 def conclude(
     model: Model,
     kind: str,
-    link_run: Run[Any],
+    link_run: CorpusRun[Any],
     texts: Any,
     facts: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -160,7 +160,7 @@ def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> s
         # This refuses chunks that are longer than the model takes.
         chunks(example, limit=info.max_tokens, chunk=options.chunk, stride=options.stride)
         return info.kinds[0]
-    if "cross" not in info.kinds or model.writer is None:
+    if "cross" not in info.kinds or model.text_generator is None:
         raise AttnscopeError(
             f"{info.name} has no cross-attention, by which a target would look at its text",
             'texts with a "target" are for encoder-decoders that read text, such as Marian or T5',

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES, Measure
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Block, Problem, expand
+from attnscope.corpus import Problem, TextBlock, expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, eyes_of
 from attnscope.questions.heads import Heads, heads_table
@@ -31,9 +31,9 @@ from attnscope.senses.recordings import read_recording
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.heads.roles import measure_column
 from attnscope.studies.inputs.reading import Reading, Speech, read
-from attnscope.studies.inputs.texts import Report
+from attnscope.studies.inputs.texts import ReportProgress
 from attnscope.studies.maps.running import run_probe
-from attnscope.studies.run import Measurer, Part, run_blocks
+from attnscope.studies.run import Measurer, PartialSums, run_blocks
 
 if TYPE_CHECKING:
     from attnscope.core.attention.seam import Kind
@@ -45,8 +45,8 @@ _BLANK = np.full((256, 256, 3), 128, np.uint8)
 """A grey picture, (height, width, 3)."""
 
 
-@with_plain_torch
-def picture_heads(model: Model, images: Any, report: Report | None = None) -> Heads:
+@with_default_torch
+def picture_heads(model: Model, images: Any, report: ReportProgress | None = None) -> Heads:
     """Measure every head of a vision transformer on photos.
 
         found = attnscope.picture_heads(model, "photos/*.jpg")
@@ -70,7 +70,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
     """
-    if model.eyes is None and model.viewer is not None:
+    if model.image_reader is None and model.image_text_reader is not None:
         raise AttnscopeError(
             f"{model.info.name} reads pictures among words; heads are measured on photos in vision transformers alone",
             "look at single photos with: attnscope heatmap --image",
@@ -82,9 +82,12 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
     return _study(model, _Pictures, inputs, report)
 
 
-@with_plain_torch
+@with_default_torch
 def sound_heads(
-    model: Model, audio: Any, text: str | Sequence[str] | None = None, report: Report | None = None
+    model: Model,
+    audio: Any,
+    text: str | Sequence[str] | None = None,
+    report: ReportProgress | None = None,
 ) -> Heads:
     """Measure every head of a speech model's cross-attention on recordings.
 
@@ -184,7 +187,7 @@ class _Input:
 
 
 @dataclass(kw_only=True, eq=False)
-class SenseSums(Part):
+class SenseSums(PartialSums):
     """Hold the sums over pictures or recordings.
 
     Attributes:
@@ -241,11 +244,11 @@ class _Sense(Measurer[SenseSums]):
         super().__init__()
         self.model = model
 
-    def start(self, block: Block) -> SenseSums:
+    def start(self, block: TextBlock) -> SenseSums:
         """Return empty sums."""
         return SenseSums()
 
-    def batches(self, block: Block) -> Sequence[Any]:
+    def batches(self, block: TextBlock) -> Sequence[Any]:
         """Return the one input of a block."""
         return [block.texts]
 
@@ -318,7 +321,7 @@ class _Recordings(_Sense):
 
     def measure(self, batch: Sequence[_Input]) -> _Measured:
         """Measure the heads on a recording; on one without a written token, no layer is measured."""
-        from attnscope.core.attention.probes import HeadReader, key_sums
+        from attnscope.core.attention.probes import HeadRecorder, key_sums
 
         reading = read(self.model, Speech(batch[0].content, batch[0].text))
         sound = reading.sound
@@ -335,7 +338,7 @@ class _Recordings(_Sense):
         n_frames = len(sound.envelope)
         times = (np.arange(n_frames) + 0.5 - n_frames / 2) * sound.seconds_per_frame
         factors = np.stack([np.ones(n_frames), times], 1)
-        probe = HeadReader(lambda call: key_sums(call, factors), kinds=[self.kind])
+        probe = HeadRecorder(lambda call: key_sums(call, factors), kinds=[self.kind])
         run_probe(self.model, reading, probe)
         # Under uniform attention all tokens listen at one time, and `sound` is the share of frames with sound.
         uniform = np.array([0.0, n_frames / round(sound.window_seconds / sound.seconds_per_frame)])
@@ -346,7 +349,9 @@ class _Recordings(_Sense):
         return _Measured(reading, int(is_query.sum()), by_layer)
 
 
-def _study(model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: Report | None) -> Heads:
+def _study(
+    model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: ReportProgress | None
+) -> Heads:
     """Measure inputs one after the other, and return the record, which lists those that cannot be studied.
 
     Raises:
@@ -355,7 +360,7 @@ def _study(model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: 
     problems: list[dict[str, Any]] = []
     digest = hashlib.sha256()
 
-    def read_inputs() -> Iterator[Block]:
+    def read_inputs() -> Iterator[TextBlock]:
         for each in inputs:
             try:
                 content = sense.read_content(each.content)
@@ -367,7 +372,7 @@ def _study(model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: 
             data = np.asarray(getattr(content, sense.data_field))
             digest.update(f"{sense.noun} {data.shape}\n".encode() + data.tobytes())
             text: Any = replace(each, content=content)
-            yield Block(each.index, (text,))
+            yield TextBlock(each.index, (text,))
 
     # Each input is a block, so it counts as soon as it is done.
     study_run = run_blocks(

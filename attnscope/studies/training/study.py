@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
-from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
+from attnscope.questions.training import HAS_ROLE, MAX_STEPS, NO_ROLE, TENTATIVE, Training
 from attnscope.results.result import failure_line
 from attnscope.results.table import HEADS, Column, Estimate, Table
-from attnscope.studies.ablate.measurers import Passes, StandIns, measure_cuts
-from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.measurers import PassSettings, Replacements, measure_cuts
+from attnscope.studies.ablate.reading import BatchReader
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.roles import RULES
 from attnscope.studies.heads.study import heads, probe_texts
-from attnscope.studies.inputs.texts import AnyTexts, Report, Texts, scale_report, texts_of
+from attnscope.studies.inputs.texts import AnyTexts, ReportProgress, Texts, scale_report, texts_of
 from attnscope.studies.training.options import TrainingOptions
 
 Name = str | os.PathLike[str]
@@ -41,12 +41,12 @@ Checkpoints = Name | Sequence[Name] | Mapping[int, Spec]
 """Names or patterns of checkpoints, or models by step."""
 
 
-@with_plain_torch
+@with_default_torch
 def training(
     models: Checkpoints,
     corpus: AnyTexts | None = None,
     options: TrainingOptions | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
 ) -> Training:
     """Measure all heads of a model at each checkpoint of its training.
 
@@ -110,7 +110,7 @@ def training(
 
 
 @dataclass(frozen=True)
-class Stage:
+class MeasuredCheckpoint:
     """Hold a checkpoint that is to be measured.
 
     Attributes:
@@ -124,26 +124,26 @@ class Stage:
     spec: Spec
 
 
-def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
+def stages_of(models: Checkpoints) -> tuple[list[MeasuredCheckpoint], list[dict[str, Any]]]:
     """Return the checkpoints in the order of their steps, and an entry for `run["skipped"]` for each left out.
 
     If some names have a step, those without one are left out, and so is a second name with the same step.
     """
     if not models:
         raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
-    stages: dict[int, Stage] = {}
+    stages: dict[int, MeasuredCheckpoint] = {}
     skipped: list[dict[str, Any]] = []
     if isinstance(models, Mapping):
         for given_step in sorted(models):
             spec = models[given_step]
-            if not 0 <= given_step <= MOST_STEPS:
+            if not 0 <= given_step <= MAX_STEPS:
                 raise UsageError(
-                    "a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}"
+                    "a checkpoint is given at what is no step", f"steps are from 0 to {MAX_STEPS:,}"
                 )
             name = f"step {given_step}"
             if isinstance(spec, str | os.PathLike):
                 name = os.fspath(spec) or name
-            stages[given_step] = Stage(name, given_step, spec)
+            stages[given_step] = MeasuredCheckpoint(name, given_step, spec)
         return list(stages.values()), skipped
     # Expand patterns to names; a name that comes twice counts once.
     patterns = [models] if isinstance(models, str | os.PathLike) else models
@@ -160,7 +160,7 @@ def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
             reason = f"its step {step} is that of {stages[step].name}"
             skipped.append(asdict(Problem(name, None, reason)))
         else:
-            stages[step] = Stage(name, step, name)
+            stages[step] = MeasuredCheckpoint(name, step, name)
     return [stages[step] for step in sorted(stages)], skipped
 
 
@@ -182,12 +182,12 @@ _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", r
 def step_of(name: str) -> int | None:
     """Return the step of a checkpoint: from its trainer_state.json, else from its name; None if neither has one.
 
-    A number above MOST_STEPS is no step.
+    A number above MAX_STEPS is no step.
     """
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  # Path refuses ~nobody
     with contextlib.suppress(OSError, ValueError, AttributeError):
         step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
-        if type(step) is int and 0 <= step <= MOST_STEPS:
+        if type(step) is int and 0 <= step <= MAX_STEPS:
             return step
     # Without that file, take the last number in the folder's name, or in the revision on the Hub.
     _, at_sign, revision = name.partition("@")
@@ -196,7 +196,7 @@ def step_of(name: str) -> int | None:
     if at_sign and not is_folder:
         label = revision
     numbers = _NAMED_STEP.findall(label) or re.findall(r"\d+", label, re.ASCII)
-    if numbers and int(numbers[-1]) <= MOST_STEPS:
+    if numbers and int(numbers[-1]) <= MAX_STEPS:
         return int(numbers[-1])
     return None
 
@@ -218,7 +218,7 @@ class _Checkpoint:
         findings: The measures and roles of its heads.
     """
 
-    stage: Stage
+    stage: MeasuredCheckpoint
     sha256: str
     loss: Estimate
     elapsed_s: float
@@ -228,7 +228,10 @@ class _Checkpoint:
 
 
 def _measure(
-    stage: Stage, texts: Texts | None, options: TrainingOptions, report: Report | None
+    stage: MeasuredCheckpoint,
+    texts: Texts | None,
+    options: TrainingOptions,
+    report: ReportProgress | None,
 ) -> _Checkpoint:
     """Load a checkpoint, and measure it on texts; None = on repeated random tokens of its vocabulary.
 
@@ -257,7 +260,7 @@ def _measure(
     loss = Estimate(np.nan, np.nan, np.nan, count=0)
     if options.loss != "none" and model.loss is not None and not model.labels:
         predicted = model.loss
-        result = measure_cuts(Passes(Reader(model, predicted), texts), (), StandIns())
+        result = measure_cuts(PassSettings(BatchReader(model, predicted), texts), (), Replacements())
         if not result.complete:
             raise KeyboardInterrupt
         # Sums of losses (s) and counts of predictions (c).

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import attention_function, use_attention
 from attnscope.models.hf.senses.eyes_and_ears import merges_patches, patch_size, tokens_before
-from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join_tiles, one_grid
+from attnscope.models.hf.senses.patch_places import Cut, ImageView, PhotoPrompt, join_tiles, one_grid
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.senses.writing import Arguments
-from attnscope.models.hf.survey import Survey
+from attnscope.models.hf.survey import AttentionSurvey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
 from attnscope.models.inside.tape import run_instead
 from attnscope.models.model import AttentionAxes
@@ -35,7 +35,7 @@ from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 from attnscope.senses.tokens import key_tokens, query_tokens
 
-_LEAST_PROBABILITY = 0.7
+_MIN_PROBABILITY = 0.7
 """Object queries are named by their class only if it has more than this probability."""
 
 
@@ -54,9 +54,9 @@ class CrossAttentionReader(VisionLanguageReader):
     takes_several_photos = False
 
     @classmethod
-    def survey(cls, base: PreTrainedModel) -> Survey:
+    def survey(cls, base: PreTrainedModel) -> AttentionSurvey:
         """Return the attention layers of words and queries; those of the vision tower are left out."""
-        plan: dict[nn.Module, list[Place]] = {}
+        plan: dict[nn.Module, list[LayerKey]] = {}
         layers: dict[Kind, tuple[int, ...]] = {}
         n_layers: dict[Kind, int] = {}
         n_heads: dict[Kind, int] = {}
@@ -68,7 +68,7 @@ class CrossAttentionReader(VisionLanguageReader):
                 # All layers of a kind have as many heads.
                 n_heads[kind], n_kv_heads[kind] = _heads_of(module)
             layers[kind] = tuple(modules)
-        return Survey(
+        return AttentionSurvey(
             path="seam",
             plan=plan,
             layers=layers,
@@ -152,7 +152,7 @@ class MllamaReader(CrossAttentionReader):
         for number, ratio_id in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
             down, across = config.supported_aspect_ratios[ratio_id - 1]
             pixels = join_tiles(covered[number], down, across)
-            panes.append(Pane(number, pixels, join_tiles(cells[number], down, across)))
+            panes.append(ImageView(number, pixels, join_tiles(cells[number], down, across)))
         return panes, keys.numel()
 
     def _padding(self, inputs: Arguments, labels: Mapping[int, str]) -> NDArray[np.bool_]:
@@ -289,7 +289,7 @@ class ObjectReader(CrossAttentionReader):
         probabilities, classes = logits[0].softmax(-1)[:, :-1].max(-1)
         names = self._base.config.id2label
         objects = {}
-        for query in (probabilities > _LEAST_PROBABILITY).nonzero()[:, 0].tolist():
+        for query in (probabilities > _MIN_PROBABILITY).nonzero()[:, 0].tolist():
             class_id = int(classes[query])
             objects[query] = str(names.get(class_id, class_id))
         return objects

@@ -33,7 +33,7 @@ _INTERPOLATE = "interpolate_pos_encoding"
 """The forward's argument that has positions interpolated for pictures of another size."""
 
 
-class Sense:
+class MediaReader:
     """Hold what eyes and ears share: a model, and its processor of transformers; None if it came without one."""
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
@@ -51,7 +51,7 @@ class Sense:
             )
 
 
-class HuggingFaceEyes(Sense):
+class ImageReader(MediaReader):
     """The part of a model that sees pictures."""
 
     def see(self, photo: Photo) -> SensoryInput:
@@ -128,7 +128,7 @@ class HuggingFaceEyes(Sense):
         return {"size": {"shortest_edge": edge}, "crop_size": square}
 
 
-class HuggingFaceEars(Sense):
+class AudioReader(MediaReader):
     """The part of a model that hears recordings."""
 
     def hear(self, recording: Recording) -> SensoryInput:

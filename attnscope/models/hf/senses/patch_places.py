@@ -22,7 +22,7 @@ from attnscope.models.hf.senses.eyes_and_ears import tokens_before
 
 
 @dataclass(frozen=True, eq=False)
-class Pane:
+class ImageView:
     """A picture that a model is given of a photo: joined from tiles, or the whole photo in a small size.
 
     Attributes:
@@ -67,7 +67,7 @@ class PhotoPrompt:
         return pixels
 
 
-Cut = tuple[list[Pane], int]
+Cut = tuple[list[ImageView], int]
 """The pictures that a model is given of all photos, and how many tokens or keys stand for them in all."""
 
 
@@ -105,7 +105,9 @@ def one_grid(
     n_each = n_before + rows * columns
     cells = _count(rows, columns) + n_before
     covered = pixels[:, :, : rows * patch_height, : columns * patch_width]
-    panes = [Pane(number, picture, cells + number * n_each) for number, picture in enumerate(covered)]
+    panes = [
+        ImageView(number, picture, cells + number * n_each) for number, picture in enumerate(covered)
+    ]
     return panes, n_each * len(panes)
 
 
@@ -169,8 +171,8 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
         if has_detail:
             whole = join_tiles(pixels[1:n_tiles], down, across)
             covered = whole[:, rows.repeat_interleave(patch)][..., columns.repeat_interleave(patch)]
-            panes.append(Pane(number, covered, fine_cells[rows][:, columns]))
-        panes.append(Pane(number, pixels[0], cells[0], is_small=has_detail))
+            panes.append(ImageView(number, covered, fine_cells[rows][:, columns]))
+        panes.append(ImageView(number, pixels[0], cells[0], is_small=has_detail))
     return panes, n_tokens
 
 
@@ -224,8 +226,8 @@ def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
         last = first + down * across
         if last > first:
             whole = join_tiles(tiles[first:last], down, across)
-            panes.append(Pane(number, whole, join_tiles(cells[first:last], down, across)))
-        panes.append(Pane(number, tiles[last], cells[last], is_small=last > first))
+            panes.append(ImageView(number, whole, join_tiles(cells[first:last], down, across)))
+        panes.append(ImageView(number, tiles[last], cells[last], is_small=last > first))
         first = last + 1
     return panes, cells.numel()
 
@@ -247,7 +249,7 @@ def _qwen(prompt: PhotoPrompt) -> Cut:
         # (colour, block row, row in block, y, block column, column in block, x) -> (3, height, width)
         whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
         cells = _count(down, across) + n_patches // merge**2
-        panes.append(Pane(number, whole, cells))
+        panes.append(ImageView(number, whole, cells))
         n_patches += rows * columns
     return panes, n_patches // merge**2
 
@@ -280,7 +282,7 @@ FAMILIES: dict[str, Callable[[PhotoPrompt], Cut]] = {
 
 # Where in the photo -----------------------------------------------------------------------------------------------
 
-_LEAST_SIDE = 16
+_MIN_SIDE = 16
 """The shortest side of a photo, in pixels, of which slopes tell the places of pixels."""
 
 
@@ -307,7 +309,7 @@ def area_of(
     Raises:
         AttnscopeError: The picture does not show the slopes in order: weights would be drawn in wrong places.
     """
-    if min(height, width) < _LEAST_SIDE:
+    if min(height, width) < _MIN_SIDE:
         return None
     # Blue is lower in what a processor adds to a photo, its padding.
     is_photo = picture[:, :, 2] > 250

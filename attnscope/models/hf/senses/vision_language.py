@@ -19,17 +19,17 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.parts import accepts, in_one_line, silence
-from attnscope.models.hf.senses.eyes_and_ears import Sense, undo_normalisation
+from attnscope.models.hf.senses.eyes_and_ears import MediaReader, undo_normalisation
 from attnscope.models.hf.senses.patch_places import (
     FAMILIES,
     Cut,
-    Pane,
+    ImageView,
     PhotoPrompt,
     area_of,
     slopes,
     unplaced,
 )
-from attnscope.models.hf.senses.writing import Arguments, HuggingFaceWriter
+from attnscope.models.hf.senses.writing import Arguments, TextGenerator
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
 from attnscope.questions.places import SMALL, Picture
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
 
-class VisionLanguageReader(Sense):
+class VisionLanguageReader(MediaReader):
     """The part of a model that reads pictures and words.
 
     Attributes:
@@ -61,7 +61,7 @@ class VisionLanguageReader(Sense):
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         super().__init__(model, processor)
         self._image_processor: Any = getattr(processor, "image_processor", processor)
-        self._writer = HuggingFaceWriter(model)
+        self._writer = TextGenerator(model)
         # The id of the token that stands for pictures, if there is one.
         self._picture_id: int | None = getattr(self._base.config, "image_token_id", None)
         # Shapes of inputs on which the seam was compared with the model's own output
@@ -223,7 +223,7 @@ class VisionLanguageReader(Sense):
                     labels[int(position)] = f"{prefix}{row},{column}"
         return tuple(pictures), labels
 
-    def _colours(self, pane: Pane) -> NDArray[np.uint8]:
+    def _colours(self, pane: ImageView) -> NDArray[np.uint8]:
         """Return the colours of a picture before its normalisation: (height, width, 3)."""
         return np.ascontiguousarray(undo_normalisation(self._image_processor, pane.pixels[None]))
 

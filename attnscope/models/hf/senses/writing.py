@@ -23,7 +23,7 @@ Arguments = Mapping[str, Tensor]
 """The arguments of a model's forward, by name."""
 
 
-class HuggingFaceWriter:
+class TextGenerator:
     """The decoder of a model, which writes text, and tokenises target texts.
 
     A model that was loaded without its language-model head cannot write; its targets can be tokenised still.
