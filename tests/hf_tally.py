@@ -39,7 +39,7 @@ from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.examples import examples
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.hf.parts import hidden_states, reads_text, sees_pictures_only, standing_arguments
-from attnscope.models.model import Batch, eyes_of
+from attnscope.models.model import Batch, image_model_of
 
 VOCABULARY = 99
 _PATIENCE_S = 120
@@ -323,7 +323,7 @@ def judge(model_type: str) -> Verdict:
         return Verdict("wrong", why=f"{type(error).__name__}: {_line(error)}")
     found: dict[str, float] = {}
     why, reads = "", ""
-    for part in dict.fromkeys((shown, eyes_of(shown))):
+    for part in dict.fromkeys((shown, image_model_of(shown))):
         base = part.base
         hears = base.main_input_name in ("input_values", "input_features")
         what = (

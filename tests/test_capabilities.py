@@ -4,7 +4,7 @@ import pytest
 
 import attnscope
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.model import eyes_of
+from attnscope.models.model import image_model_of
 from tests.hf_tally import build
 
 EXTRAS = ("text_generator", "image_reader", "audio_reader", "run_inputs", "head_slices")
@@ -32,7 +32,7 @@ def test_what_a_model_cannot_do_is_none(name, extras):
     ours = name in ("own", "own-causal", "minilm")
     model = attnscope.load(name) if ours else wrap(build(name))
     assert {extra for extra in EXTRAS if getattr(model, extra) is not None} == extras
-    assert (eyes_of(model) is model) == (name != "clip")
+    assert (image_model_of(model) is model) == (name != "clip")
     tokenizer = model.tokenizer
     assert tokenizer.mask_id is None
     assert tokenizer.encode_chat is None

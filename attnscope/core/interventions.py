@@ -46,7 +46,7 @@ class HeadPatcher:
     Keys and values of grouped queries belong to a key/value head: all query heads that read it get them.
 
     Args:
-        patches: The patches of each place. Where two patch the same head, text and token, the later one wins.
+        patches: The patches by layer key. If two patch the same head, text and token, the later one wins.
     """
 
     def __init__(self, patches: Mapping[LayerKey, Sequence[Patch]]) -> None:
@@ -87,7 +87,7 @@ def _put(
 
 
 class ActivationRecorder:
-    """Keep the call and output (text, head, query, d_value) of each place in a run, for patches.
+    """Keep the call and output (text, head, query, d_value) of each attention in a run, for patches.
 
     Args:
         compute: The function that computes attention.
@@ -101,33 +101,33 @@ class ActivationRecorder:
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention, and keep its call and its output; shape and dtype: see `Probe`."""
         output = self._compute(call)
-        place = (call.kind, call.layer)
+        layer_key = (call.kind, call.layer)
         # Copies, because a network may compute in place with its inputs and outputs.
-        self.calls[place] = replace(
+        self.calls[layer_key] = replace(
             call,
             query=call.query.clone(),
             key=call.key.clone(),
             value=call.value.clone(),
         )
-        self.outputs[place] = output.clone()
+        self.outputs[layer_key] = output.clone()
         return output
 
     def values(
         self,
         by: By,
-        place: LayerKey,
+        layer_key: LayerKey,
         heads: Sequence[int],
     ) -> Tensor:
-        """Return the values of one kind in some heads of a place; for keys and values, in some key/value heads.
+        """Return the values of one kind in some heads of one attention; for keys and values, in some key/value heads.
 
         Returns:
             (text, head, token, width), in the model's units; patterns (text, head, query, key), 0 to 1.
         """
-        call = self.calls[place]
+        call = self.calls[layer_key]
         if by == "pattern":
             return attention_weights(select_heads(call, heads))
         # Queries, keys and values: the field of the call that has their name.
-        all_heads: Tensor = self.outputs[place] if by == "z" else getattr(call, by)
+        all_heads: Tensor = self.outputs[layer_key] if by == "z" else getattr(call, by)
         return all_heads[:, list(heads)]
 
 
@@ -138,7 +138,7 @@ class GradientLeaves:
         by: Which values: z, query, key, value or pattern.
 
     Attributes:
-        tensors: The leaves by place, with the shapes of `ActivationRecorder.values`, for all heads.
+        tensors: The leaves by layer key, with the shapes of `ActivationRecorder.values`, for all heads.
     """
 
     def __init__(self, by: By) -> None:

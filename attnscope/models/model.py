@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention.probes import LayerKey
     from attnscope.core.attention.seam import Probe
-    from attnscope.models.hf.senses.eyes_and_ears import AudioReader, ImageReader
+    from attnscope.models.hf.senses.media_readers import AudioReader, ImageReader
+    from attnscope.models.hf.senses.text_generator import TextGenerator
     from attnscope.models.hf.senses.vision_language import VisionLanguageReader
-    from attnscope.models.hf.senses.writing import TextGenerator
     from attnscope.models.inside.tape import ResumableRun
     from attnscope.questions.places import Picture, Sound
 
@@ -194,7 +194,7 @@ class Model:
         run_inputs: Like `run`, for the arguments of the model's forward by name, as `SensoryInput.inputs` has them.
         outputs_of_inputs: Like `outputs`, for the same arguments.
         head_slices: Returns the parts of weights, named as in the model's files, that belong to some heads alone. The
-            heads are given by place, (kind, layer).
+            heads are given by layer key, (kind, layer).
         look: Returns the attention maps of some layers on a text without torch; the NumPy engine has it instead of
             `run`.
     """
@@ -303,7 +303,7 @@ class Model:
         return []
 
     def blocks(self) -> "Mapping[LayerKey, nn.Module]":
-        """Return place -> the block that holds this attention; it reads the hidden states that keys are made from."""
+        """Return the block of each attention, by layer key. It reads the hidden states that keys are made from."""
         return {}
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor | None":
@@ -330,12 +330,12 @@ class Model:
         return f"{type(self).__name__}({info.name!r}, {info.architecture}: {size}{kinds})"
 
 
-def eyes_of(model: Model) -> Model:
+def image_model_of(model: Model) -> Model:
     """Return the model that sees pictures: of two towers (CLIP) the one for pictures, else the model itself."""
     return model if model.image_reader is None else model.image_reader.model
 
 
-def viewer_of(model: Model) -> Model:
+def image_text_model_of(model: Model) -> Model:
     """Return the model that reads pictures and words; another one where the model shows text without pictures."""
     return model if model.image_text_reader is None else model.image_text_reader.model
 

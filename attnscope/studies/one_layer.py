@@ -36,7 +36,7 @@ class OneLayer:
 
     Attributes:
         text: The text.
-        place: The kind of attention and the layer, such as ("encoder", 3).
+        layer_key: The kind of attention and the layer, such as ("encoder", 3).
         heads: The chosen heads.
         queries: The tokens that attend.
         keys: The tokens that are attended to.
@@ -47,7 +47,7 @@ class OneLayer:
     """
 
     text: str
-    place: LayerKey
+    layer_key: LayerKey
     heads: tuple[int, ...]
     queries: Tokens
     keys: Tokens
@@ -85,18 +85,18 @@ def read_layer(
         raise UsageError("no text is given", "a model is looked at on a text")
     # Refuse layers, heads and kinds of attention that the model lacks.
     chosen = Choice((layer,), None if heads is None else tuple(heads)).within(model.info)
-    place: LayerKey = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
+    layer_key: LayerKey = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
     # Read the text, run the model, and keep what reaches the attention.
     reading = read(model, Prompt(text) if isinstance(text, str) else text)
-    queries, keys = reading.queries_and_keys(place[0])
+    queries, keys = reading.queries_and_keys(layer_key[0])
     batch = reading.batch(model.info.device)
-    around = surroundings(model, batch, place)
+    around = surroundings(model, batch, layer_key)
     inputs = _inputs_of(around)
     for array in (inputs.Q, inputs.K, inputs.V):
         if not np.isfinite(array).all():
-            raise refusal(model.info, place)
+            raise refusal(model.info, layer_key)
     run = run_facts(model.info, reading.notes)
-    return OneLayer(reading.text, place, chosen.heads, queries, keys, inputs, run, batch, around)
+    return OneLayer(reading.text, layer_key, chosen.heads, queries, keys, inputs, run, batch, around)
 
 
 def _read_example(heads: Sequence[int] | None) -> OneLayer:

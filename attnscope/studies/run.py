@@ -481,7 +481,7 @@ class BatchHalver:
     halved too. Results agree up to rounding, since torch may sum batches of another shape in another order.
 
     Attributes:
-        max_batch_tokens: The most tokens, padding included, of several texts that are tried together; None = no limit yet.
+        max_batch_tokens: The most tokens of a batch of several texts, padding included; None = no limit yet.
     """
 
     def __init__(self) -> None:

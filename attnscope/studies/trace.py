@@ -134,7 +134,7 @@ def trace(
             grids[f"input_{name}"] = np.asarray(value)
     options = {
         "text": layer_run.text,
-        "kind": layer_run.place[0],
+        "kind": layer_run.layer_key[0],
         "layer": layer,
         "n_heads": inputs.n_heads,
         "n_kv_heads": inputs.n_kv_heads,

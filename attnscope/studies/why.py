@@ -69,7 +69,7 @@ def why(
     keys = layer_run.keys
     query_position = position_of(query, queries, "--query")
     row = _row_of(model, layer_run, query_position)
-    key_position = _strongest_key(row, keys, layer_run.place[0])
+    key_position = _strongest_key(row, keys, layer_run.layer_key[0])
     if key is not None:
         key_position = position_of(key, keys, "--key")
     if not row.may[key_position]:
@@ -91,7 +91,7 @@ def why(
     # Rounding grows with the size of the terms, not with their sum.
     size = row.size + float(np.linalg.norm(pairs)) + abs(bias or 0.0)
     score = {
-        "kind": layer_run.place[0],
+        "kind": layer_run.layer_key[0],
         "layer": layer,
         "head": head,
         "query": query_position,
@@ -197,7 +197,7 @@ def _parts_and_pairs(
     assert layer_run.batch is not None  # a model was run
     inputs = layer_run.inputs
     (head,) = layer_run.heads
-    score_run = ScoreRun(model, layer_run.batch, layer_run.place)
+    score_run = ScoreRun(model, layer_run.batch, layer_run.layer_key)
     # Query heads that share a key head read the same keys.
     kv_head = head // (inputs.n_heads // inputs.n_kv_heads)
     query_weights = np.zeros(len(layer_run.queries))

@@ -214,8 +214,8 @@ class HeadGate:
             ValueError: There is not one factor for each head, or for each head and text.
         """
         output = self._compute(call)
-        place = (call.kind, call.layer)
-        factors = self.factors.get(place)
+        layer_key = (call.kind, call.layer)
+        factors = self.factors.get(layer_key)
         if factors is None:
             return output
         # Other shapes might broadcast, and scale the wrong heads without an error.
@@ -227,7 +227,7 @@ class HeadGate:
             )
         factors = factors.to(output.device, output.dtype)[..., None, None]
         gated = output * factors
-        stand_in = self.stand_ins.get(place)
+        stand_in = self.stand_ins.get(layer_key)
         if stand_in is not None:
             gated = gated + (1 - factors) * stand_in.to(output.device, output.dtype)[..., None, :]
         return gated

@@ -29,7 +29,7 @@ from attnscope.models.hf.parts import (
     wordless,
 )
 from attnscope.models.hf.senses.cross_readers import cross_reader, stands_alone
-from attnscope.models.hf.senses.eyes_and_ears import hides_patches
+from attnscope.models.hf.senses.media_readers import hides_patches
 from attnscope.models.hf.survey import AttentionSurvey, SurveyCache
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.model import share_lock
@@ -118,13 +118,13 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         # Pictures and words together.
         reader = cross_reader(base)
-        open_viewer = None
+        open_image_text_model = None
         if reader is not None:
-            open_viewer = partial(_build, raw, check, survey=reader.survey(base))
+            open_image_text_model = partial(_build, raw, check, survey=reader.survey(base))
             if not stands_alone(base):
-                return open_viewer()
+                return open_image_text_model()
         if seeing_tower is None:
-            return _build(raw, check, open_viewer=open_viewer)
+            return _build(raw, check, open_image_text_model=open_image_text_model)
         seeing = replace(raw, model=seeing_tower, tokenizer=wordless(name, seeing_tower))
         # A vision tower before a decoder (TrOCR).
         if reading_tower is None:
@@ -132,20 +132,24 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
             if reader is not None:
                 how = "with a text beside --image its decoder is shown"
             note = f"This is its encoder, which sees pictures; {how}."
-            return _build(replace(seeing, notes=(*raw.notes, note)), check, open_viewer=open_viewer)
+            return _build(
+                replace(seeing, notes=(*raw.notes, note)),
+                check,
+                open_image_text_model=open_image_text_model,
+            )
         # A vision tower beside a text tower (CLIP).
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
         seeing = replace(seeing, notes=(*raw.notes, f"{apart} pictures."))
         note = f"{apart} text. With --image the other is shown."
         reading = replace(raw, model=reading_tower, notes=(*raw.notes, note))
-        return _build(reading, check, open_eyes=lambda: assemble(seeing, check=check))
+        return _build(reading, check, open_image_model=lambda: assemble(seeing, check=check))
 
 
 def _build(
     raw: RawModel,
     check: bool,
-    open_eyes: Callable[[], HuggingFaceModel] | None = None,
-    open_viewer: Callable[[], HuggingFaceModel] | None = None,
+    open_image_model: Callable[[], HuggingFaceModel] | None = None,
+    open_image_text_model: Callable[[], HuggingFaceModel] | None = None,
     survey: AttentionSurvey | None = None,
 ) -> HuggingFaceModel:
     """Return a Model of a transformers model.
@@ -153,8 +157,8 @@ def _build(
     Args:
         raw: The transformers model.
         check: Whether to compare its attention with the model's own eager attention.
-        open_eyes: Makes a Model of the tower that sees pictures; None = there is none beside this one.
-        open_viewer: Makes a Model of pictures and words together; None = this is one, or there is none.
+        open_image_model: Makes a Model of the tower that sees pictures; None = there is none beside this one.
+        open_image_text_model: Makes a Model of pictures and words together; None = this is one, or there is none.
         survey: What is known of its attention; None = find out, unless the result is remembered from an earlier load.
     """
     base = base_of(raw.model)
@@ -165,4 +169,4 @@ def _build(
         memory = SurveyCache(raw.model, base, raw.hashes, again=raw.again)
         survey = memory.survey(lambda: survey_attention(base, check=check))
     survey = survey or survey_attention(base, check=check)
-    return HuggingFaceModel(raw, base, survey, open_eyes, open_viewer, memory)
+    return HuggingFaceModel(raw, base, survey, open_image_model, open_image_text_model, memory)

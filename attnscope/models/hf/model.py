@@ -52,9 +52,9 @@ from attnscope.models.hf.parts import (
 )
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, run_with_probe
 from attnscope.models.hf.senses.cross_readers import cross_reader
-from attnscope.models.hf.senses.eyes_and_ears import AudioReader, ImageReader
+from attnscope.models.hf.senses.media_readers import AudioReader, ImageReader
+from attnscope.models.hf.senses.text_generator import TextGenerator
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
-from attnscope.models.hf.senses.writing import TextGenerator
 from attnscope.models.hf.survey import AttentionSurvey, SurveyCache
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices
@@ -110,8 +110,8 @@ class HuggingFaceModel(Model):
         raw: The transformers model, and what it was loaded with.
         base: The transformers model without the head for its task.
         survey: Its attention layers, and how far they were checked.
-        open_eyes: Makes the model for pictures of the same files; None = there is no other one.
-        open_viewer: Makes the model for pictures and words of the same files; None = there is no other one.
+        open_image_model: Makes the model for pictures of the same files; None = there is no other one.
+        open_image_text_model: Makes the model for pictures and words of the same files; None = there is no other one.
         memory: The stored result of the self-check; None = it is not stored.
 
     Attributes:
@@ -130,8 +130,8 @@ class HuggingFaceModel(Model):
         raw: RawModel,
         base: PreTrainedModel,
         survey: AttentionSurvey,
-        open_eyes: "Callable[[], HuggingFaceModel] | None" = None,
-        open_viewer: "Callable[[], HuggingFaceModel] | None" = None,
+        open_image_model: "Callable[[], HuggingFaceModel] | None" = None,
+        open_image_text_model: "Callable[[], HuggingFaceModel] | None" = None,
         memory: SurveyCache | None = None,
     ) -> None:
         self.model: Any = raw.model
@@ -148,8 +148,8 @@ class HuggingFaceModel(Model):
             hint = "give it one: --image photo.jpg"
             self.tokenizer = WordlessTokenizer(f"{raw.name} reads words beside a picture alone", hint)
         self._processor = raw.processor
-        self._open_eyes = open_eyes
-        self._open_viewer = open_viewer
+        self._open_image_model = open_image_model
+        self._open_image_text_model = open_image_text_model
         self._memory = memory
         # Shape of a picture or sound -> how many tokens each layer must see of it.
         self._expected: dict[tuple[int, ...], int] = {}
@@ -162,15 +162,15 @@ class HuggingFaceModel(Model):
     @cached_property
     def image_reader(self) -> ImageReader | None:
         """Return the part that sees pictures; None if it sees none."""
-        if self._open_eyes is not None:
-            return self._open_eyes().image_reader
+        if self._open_image_model is not None:
+            return self._open_image_model().image_reader
         return ImageReader(self, self._processor) if sees_pictures_only(self.base) else None
 
     @cached_property
     def image_text_reader(self) -> VisionLanguageReader | None:
         """Return the part that reads pictures and words; None if it has none."""
-        if self._open_viewer is not None:
-            return self._open_viewer().image_text_reader
+        if self._open_image_text_model is not None:
+            return self._open_image_text_model().image_text_reader
         # Words that attend across to a picture (Mllama), or a picture among the tokens of the text (LLaVA).
         reader = cross_reader(self.base) if self.survey.beside else None
         if reader is not None:
@@ -314,8 +314,10 @@ class HuggingFaceModel(Model):
         def forward(batch: Batch, probe: Probe, block_of: Mapping[LayerKey, int], first: int) -> Outputs:
             # Attentions in blocks before the first are not computed; those outside of all blocks always are.
             plan = {}
-            for module, places in self.survey.plan.items():
-                plan[module] = [place for place in places if block_of.get(place, first) >= first]
+            for module, layer_keys in self.survey.plan.items():
+                plan[module] = [
+                    layer_key for layer_key in layer_keys if block_of.get(layer_key, first) >= first
+                ]
             return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last, plan)
 
         return ResumableRun(forward, batch, blocks_of(self.base, self.survey.plan) if resumes else [])
@@ -376,19 +378,19 @@ class HuggingFaceModel(Model):
         return [self.base]
 
     def blocks(self) -> dict[LayerKey, nn.Module]:
-        """Return the block of each attention that reads the hidden states of its block, by place, (kind, layer).
+        """Return the block of each attention that reads the hidden states of its block, by layer key, (kind, layer).
 
         Cross-attention has none, for it reads the encoder's; nor have attentions of which one block holds several.
         """
         blocks: dict[LayerKey, nn.Module] = {}
         n_attentions: Counter[nn.Module] = Counter()
-        for module, places in self.survey.plan.items():
-            self_attentions = [(kind, layer) for kind, layer in places if kind != "cross"]
+        for module, layer_keys in self.survey.plan.items():
+            self_attentions = [(kind, layer) for kind, layer in layer_keys if kind != "cross"]
             if self_attentions:
                 for block in blocks_of(self.base, [module]):
                     n_attentions[block] += 1
                     blocks |= dict.fromkeys(self_attentions, block)
-        return {place: block for place, block in blocks.items() if n_attentions[block] == 1}
+        return {layer_key: block for layer_key, block in blocks.items() if n_attentions[block] == 1}
 
     def unembedding(self) -> nn.Module | None:
         """Return the layer from hidden states to logits over the vocabulary; None where the head predicts no tokens."""
@@ -494,12 +496,12 @@ def can_resume(rerun: ResumableRun, base: PreTrainedModel) -> bool:
     """
     try:
         allowed = tolerance(base, len(rerun.calls))
-        for place, call in rerun.calls.items():
+        for layer_key, call in rerun.calls.items():
             # What each head's output is multiplied by: (copy, head)
             factors = torch.ones(2, call.n_heads)
             factors[1, 0] = 0
-            gate = HeadGate({place: factors})
-            resumed = rerun.again(gate, first=rerun.block([place]), times=2)
+            gate = HeadGate({layer_key: factors})
+            resumed = rerun.again(gate, first=rerun.block([layer_key]), times=2)
             whole = rerun.again(gate, first=0, times=2)
             for ours, theirs in ((resumed.hidden, whole.hidden), (resumed.logits, whole.logits)):
                 # Logits are compared like hidden states, relative to the largest.

@@ -76,7 +76,7 @@ class LightRule:
 
 
 Plan = Mapping[nn.Module, Sequence[LayerKey]]
-"""Module that computes attention -> the place, (kind, layer), of its first, second … call in one forward pass."""
+"""Module that computes attention -> the layer key, (kind, layer), of its first, second … call in one forward pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class _Run:
 
     Attributes:
         probe: What computes attention at the seam; None = a rehearsal, which keeps every call in `seen`.
-        waiting: Module -> the places, (kind, layer), of the attentions that it has yet to compute in this pass.
+        waiting: Module -> the layer keys, (kind, layer), of the attentions that it has yet to compute in this pass.
         beside: Whether modules that are not in `waiting` may attend too, past the probe.
         light_from: How many keys a mask must have to be a light one; None = none is.
         masks: In a run with light masks, each mask that was returned, and the rule that it leaves out; None for a mask
@@ -126,9 +126,9 @@ class _Run:
         return output
 
     def next_place(self, module: nn.Module) -> LayerKey:
-        """Return the place of the attention that a module computes now, and take it off `waiting`.
+        """Return the layer key of the attention that a module computes now, and take it off `waiting`.
 
-        A rehearsal does not know places: it counts attentions.
+        A rehearsal does not know layer keys: it counts attentions.
         """
         if self.probe is None:
             return "encoder", len(self.seen)
@@ -141,9 +141,9 @@ class _Run:
 
     def require_complete(self) -> None:
         """Refuse a run in which an attention that the plan names was not computed."""
-        for places in self.waiting.values():
-            if places:
-                kind, layer = places[0]
+        for layer_keys in self.waiting.values():
+            if layer_keys:
+                kind, layer = layer_keys[0]
                 raise AttnscopeError(
                     f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
                     "a part would be shown as the whole; give the texts one by one, or one of another length",
@@ -186,7 +186,7 @@ def run_with_probe(
     Raises:
         AttnscopeError: The model computes other attentions than the plan names, or changes a light mask.
     """
-    waiting = {module: list(places) for module, places in plan.items()}
+    waiting = {module: list(layer_keys) for module, layer_keys in plan.items()}
     return _forward(model, through or model, inputs, _Run(probe, waiting, beside, light_from))
 
 

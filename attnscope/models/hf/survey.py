@@ -49,9 +49,8 @@ class AttentionSurvey:
         n_heads: Kind -> the most query heads of a layer.
         n_kv_heads: Kind -> key/value heads of that layer.
         d_model: Width of the hidden states.
-        plan: Module that computes attention -> the place, (kind, layer), of each of its calls in a pass. Empty on the
-            eager path.
-        order: The places of all attentions in the order of computation; empty in a survey that was stored.
+        plan: Module that computes attention -> the layer key of each of its calls in a pass. Empty on the eager path.
+        order: The layer keys of all attentions in the order of computation; empty in a survey that was stored.
         extras: Arguments of the forward besides the inputs, by name.
         checked: Whether attention was compared with the model's own.
         notes: What a user must know of it, one sentence each.
@@ -126,9 +125,9 @@ def read_survey(
     layers_left = {kind: iter(numbers) for kind, numbers in layers.items()}
     order = [(kind, next(layers_left[kind])) for kind in kinds]
     plan: dict[nn.Module, list[LayerKey]] = {}
-    for attention, place in zip(seen, order, strict=True):
+    for attention, layer_key in zip(seen, order, strict=True):
         if attention.module is not None:
-            plan.setdefault(attention.module, []).append(place)
+            plan.setdefault(attention.module, []).append(layer_key)
 
     return AttentionSurvey(
         path="seam" if plan else "eager",
@@ -434,15 +433,17 @@ class SurveyCache:
             facts["layers"] = {kind: tuple(numbers) for kind, numbers in facts["layers"].items()}
             facts["notes"] = tuple(facts["notes"])
             plan = {}
-            for name, places in self._verdict["plan"]:
-                plan[modules[name]] = [(kind, layer) for kind, layer in places]
+            for name, layer_keys in self._verdict["plan"]:
+                plan[modules[name]] = [(kind, layer) for kind, layer in layer_keys]
             return AttentionSurvey(**facts, plan=plan, remembered=self._verdict["when"])
         survey = compute()
         if survey.checked:
             names = {module: name for name, module in modules.items()}
             today = datetime.datetime.now(datetime.UTC).date().isoformat()
             self._verdict = {name: getattr(survey, name) for name in _FIELDS}
-            self._verdict["plan"] = [(names[module], places) for module, places in survey.plan.items()]
+            self._verdict["plan"] = [
+                (names[module], layer_keys) for module, layer_keys in survey.plan.items()
+            ]
             self._verdict["when"] = f"{today} with torch {torch.__version__}"
             self._write()
         return survey

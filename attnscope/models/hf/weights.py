@@ -67,16 +67,18 @@ def head_slices(
     Raises:
         AttnscopeError: Layers share weights, or a head has none of its own.
     """
-    heads_by_place, output_projections = _trace(base, survey, heads)
+    heads_by_layer_key, output_projections = _trace(base, survey, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
     slices: list[WeightSlice] = []
-    for place, query_heads in heads.items():
-        kind, layer = place
-        for head in heads_by_place[place]:
+    for layer_key, query_heads in heads.items():
+        kind, layer = layer_key
+        for head in heads_by_layer_key[layer_key]:
             if not head.serves <= set(query_heads):
                 continue
             # A feature belongs to this head if no head that serves other query heads depends on it.
-            others = [other for other in heads_by_place[place] if not other.serves <= head.serves]
+            others = [
+                other for other in heads_by_layer_key[layer_key] if not other.serves <= head.serves
+            ]
             n_slices = len(slices)
             for module, used in head.uses.items():
                 owned = used.clone()
@@ -99,14 +101,14 @@ def head_slices(
                     f"the {head.role} of a head in {kind} layer {layer} has no weights of its own"
                 )
         # W_O: (d_model, n_heads * d_value), a block of columns per head.
-        projection = output_projections.get(place)
+        projection = output_projections.get(layer_key)
         if projection is None:
             raise _refusal(
                 f"what the heads of {kind} layer {layer} put out is changed before it is projected"
             )
         weight = _weight(projection)
         axis = 0 if is_transposed(projection) else 1
-        n_heads = sum(head.role == "query" for head in heads_by_place[place])
+        n_heads = sum(head.role == "query" for head in heads_by_layer_key[layer_key])
         columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(query_heads)]
         indices = tuple(columns.flatten().tolist())
         slices.append(WeightSlice(f"{names[projection]}.weight", axis, indices, "output", weight))
@@ -155,14 +157,16 @@ def _trace(
     inputs = {**examples(base)[1], **survey.extras}
     with torch.enable_grad(), hooks(linear_maps([base]), cut_graph):
         run_with_probe(base, inputs, survey.plan, watch)
-        heads_by_place = {place: _heads_of(watch.calls[place], projected) for place in heads}
+        heads_by_layer_key = {
+            layer_key: _heads_of(watch.calls[layer_key], projected) for layer_key in heads
+        }
     # A projection that runs twice has no rows that belong to one head.
     projections = set(watch.modules.values())
-    for head in itertools.chain(*heads_by_place.values()):
+    for head in itertools.chain(*heads_by_layer_key.values()):
         projections |= {module for module, used in head.uses.items() if used.any()}
     if any(n_calls[module] > 1 for module in projections):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
-    return heads_by_place, watch.modules
+    return heads_by_layer_key, watch.modules
 
 
 def _heads_of(call: AttentionCall, projected: Mapping[nn.Module, Tensor]) -> list[_Head]:

@@ -182,8 +182,8 @@ class CaughtModule:
     """A torch module whose attention passes the seam. It is run in eval mode, and not changed.
 
     Attributes:
-        plan: Of each attention, in the order of computation, the path of its module and its place, (kind, layer). The
-            place is None for attentions that are not shown.
+        plan: Of each attention, in the order of computation, the path of its module, and its layer key. The key is
+            None for attentions that are not shown.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -208,10 +208,10 @@ class CaughtModule:
         def at_attention(path: str, call: AttentionCall, own: OwnAttention) -> Tensor:
             if not remaining or remaining[0][0] != path:
                 raise self._wrong_attention(path)
-            _, place = remaining.pop(0)
-            if place is None:
+            _, layer_key = remaining.pop(0)
+            if layer_key is None:
                 return attend(call)
-            return probe(replace(call, kind=place[0], layer=place[1]))
+            return probe(replace(call, kind=layer_key[0], layer=layer_key[1]))
 
         outputs = _floats(self._forward(sample, at_attention))
         if remaining:

@@ -73,7 +73,7 @@ class ScoreRun:
     Args:
         model: The model.
         batch: The text, as a batch of one.
-        place: The place of the attention, (kind, layer).
+        layer_key: The layer key of the attention, (kind, layer).
 
     Attributes:
         call: The call of the attention; gradients flow to its queries and keys.
@@ -84,22 +84,22 @@ class ScoreRun:
 
     call: AttentionCall
 
-    def __init__(self, model: Model, batch: Batch, place: LayerKey) -> None:
+    def __init__(self, model: Model, batch: Batch, layer_key: LayerKey) -> None:
         require_gradients(model)
         self._model = model
         self._batch = batch
-        self._place = place
+        self._layer_key = layer_key
         self._leaves: list[_Leaf] = []
-        # The place of the attention that ran last
+        # The layer key of the attention that ran last
         self._latest: LayerKey = ("encoder", 0)
-        self._places = _places_of_modules(model)
+        self._layer_keys = _places_of_modules(model)
         modules = modules_of(model.modules())
         linear = set(linear_maps(modules))
         self._projections, outputs = _projections_and_outputs(model)
         # All other linear maps in blocks belong to feed-forward networks. So do modules whose weight has 3 axes: it
         # holds the maps of several experts.
-        branches = (linear & self._places.keys()) - outputs - self._projections
-        for module in self._places:
+        branches = (linear & self._layer_keys.keys()) - outputs - self._projections
+        for module in self._layer_keys:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
                 branches.add(module)
         # Measure every module without children: what acts as a norm is one.
@@ -111,7 +111,7 @@ class ScoreRun:
         # Of projections and output projections, the bias alone is a part. The unembedding does not write to the stream.
         other_maps = linear - branches - {model.unembedding()}
         # Run the model; what each part adds to the stream becomes a leaf.
-        first_blocks = [block for place, block in model.blocks().items() if place[1] == 0]
+        first_blocks = [block for layer_key, block in model.blocks().items() if layer_key[1] == 0]
         embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
         with (
             torch.enable_grad(),
@@ -172,7 +172,7 @@ class ScoreRun:
     def _observe(self, call: AttentionCall) -> Tensor:
         """Compute an attention, and make the outputs of its heads a leaf; the probe at the seam."""
         self._latest = (call.kind, call.layer)
-        if self._latest == self._place:
+        if self._latest == self._layer_key:
             self.call = call
         with torch.no_grad():
             output = attend(call)
@@ -189,9 +189,9 @@ class ScoreRun:
         """Make the output of a map of a feed-forward network a leaf; the hook after it."""
         # Decoder and cross-attention may share a block: the name is that of the first kind in the alphabet. A module
         # that several layers share belongs to the layer whose attention ran last.
-        places = self._places[module]
-        layers = {layer for _, layer in places}
-        kind, layer = min(places) if len(layers) == 1 else self._latest
+        layer_keys = self._layer_keys[module]
+        layers = {layer for _, layer in layer_keys}
+        kind, layer = min(layer_keys) if len(layers) == 1 else self._latest
         return self._add_leaf(output, ModelPart(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
 
     def _cut_embedding(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
@@ -234,12 +234,12 @@ class ScoreRun:
 
 
 def _places_of_modules(model: Model) -> dict[nn.Module, set[LayerKey]]:
-    """Return module -> the places of the attentions of its block, or blocks; modules outside of blocks are left out."""
-    places: dict[nn.Module, set[LayerKey]] = {}
-    for place, block in model.blocks().items():
+    """Return the layer keys of the attentions in the blocks of each module. Modules outside of blocks are left out."""
+    layer_keys: dict[nn.Module, set[LayerKey]] = {}
+    for layer_key, block in model.blocks().items():
         for module in block.modules():
-            places.setdefault(module, set()).add(place)
-    return places
+            layer_keys.setdefault(module, set()).add(layer_key)
+    return layer_keys
 
 
 def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Module]]:

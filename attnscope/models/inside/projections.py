@@ -29,7 +29,7 @@ ROLES: tuple[Role, ...] = ("query", "key", "value")
 class OutputWatch:
     """A probe that finds the output projection of each attention: the first linear map that reads its output.
 
-    The method `look` must be the hook after each linear map of the model. The keys of the dictionaries are places,
+    The method `look` must be the hook after each linear map of the model. The keys of the dictionaries are layer keys,
     (kind, layer).
 
     Attributes:
@@ -44,22 +44,22 @@ class OutputWatch:
         self.outputs: dict[LayerKey, Tensor] = {}
         self.modules: dict[LayerKey, nn.Module] = {}
         self.results: dict[LayerKey, Tensor] = {}
-        # The place and output of the attention whose output projection has yet to run
+        # The layer key and output of the attention whose output projection has yet to run
         self._expected: tuple[LayerKey, Tensor] | None = None
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention without gradient, and wait for its output projection."""
         with torch.no_grad():
             output = attend(call)
-        place = (call.kind, call.layer)
-        self.calls[place] = call
-        self.outputs[place] = output
-        self.expect(place, output)
+        layer_key = (call.kind, call.layer)
+        self.calls[layer_key] = call
+        self.outputs[layer_key] = output
+        self.expect(layer_key, output)
         return output
 
-    def expect(self, place: LayerKey, output: Tensor) -> None:
+    def expect(self, layer_key: LayerKey, output: Tensor) -> None:
         """Wait for the linear map that reads an attention's output, (batch, head, query, d_value)."""
-        self._expected = place, output.transpose(1, 2)
+        self._expected = layer_key, output.transpose(1, 2)
 
     def look(self, module: nn.Module, inputs: Inputs, result: Any) -> None:
         """Take a linear map for the output projection if it read the expected output; the hook after the map."""
@@ -67,10 +67,10 @@ class OutputWatch:
         if self._expected is None or rows is None:
             return
         # An output projection reads the outputs of the heads side by side, (batch, query, head * d_value).
-        place, output = self._expected
+        layer_key, output = self._expected
         if have_equal_numbers(rows, output):
-            self.modules[place] = module
-            self.results[place] = result
+            self.modules[layer_key] = module
+            self.results[layer_key] = result
             self._expected = None
 
 
@@ -168,7 +168,7 @@ def watch_norms(blocks: Mapping[LayerKey, nn.Module]) -> Iterator[Callable[[Kind
     """Measure the L2 norm of each hidden state that a block reads, in runs within the context.
 
     Args:
-        blocks: The blocks, by place, (kind, layer).
+        blocks: The blocks, by layer key, (kind, layer).
 
     Yields:
         A function of kind and layer that returns the norms of what the block of that layer read last, (batch, token),
@@ -207,8 +207,8 @@ class ProjectedAttention:
     notes: tuple[str, ...] = ()
 
 
-def surroundings(model: Model, batch: Batch, place: LayerKey) -> ProjectedAttention:
-    """Run a model once on one text, and return the attention at a place, (kind, layer), and its output projection.
+def surroundings(model: Model, batch: Batch, layer_key: LayerKey) -> ProjectedAttention:
+    """Run a model once on one text, and return the attention at a layer key, (kind, layer), and its output projection.
 
     Raises:
         AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
@@ -218,13 +218,13 @@ def surroundings(model: Model, batch: Batch, place: LayerKey) -> ProjectedAttent
     roots = model.modules()
     with torch.no_grad(), hooks(linear_maps(roots), watch.look):
         model.run(batch, watch)
-    if place not in watch.calls:
-        kind, layer = place
+    if layer_key not in watch.calls:
+        kind, layer = layer_key
         raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
-    call = watch.calls[place]
-    output = watch.outputs[place]
+    call = watch.calls[layer_key]
+    output = watch.outputs[layer_key]
     # Find the weight of the output projection.
-    module = watch.modules.get(place)
+    module = watch.modules.get(layer_key)
     if module is None:
         note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
         return ProjectedAttention(call, output, notes=(note,))
@@ -234,5 +234,5 @@ def surroundings(model: Model, batch: Batch, place: LayerKey) -> ProjectedAttent
         return ProjectedAttention(call, output, notes=(note,))
     bias = getattr(module, "bias", None)
     # (1, query, d_model), or (query, d_model) in OPT, -> (query, d_model)
-    attended = watch.results[place].reshape(-1, len(weight))
+    attended = watch.results[layer_key].reshape(-1, len(weight))
     return ProjectedAttention(call, output, weight, bias, attended)

@@ -174,7 +174,7 @@ def stream_of(model: Model) -> ResidualStream:
     require_seam(info, "which weights its heads have")
     run = _ObservedRun(model)
     adapted = adapted_maps(model.modules())
-    attentions = tuple(run.attention(place, adapted) for place in sorted(run.watch.calls))
+    attentions = tuple(run.attention(layer_key, adapted) for layer_key in sorted(run.watch.calls))
     # A note that several layers share is said once, with their names.
     notes: list[str] = []
     layers_by_note: dict[str, list[str]] = {}
@@ -232,7 +232,7 @@ class _ObservedRun:
     """A run of the model on two texts whose first tokens differ, with what its modules read and returned.
 
     Attributes:
-        blocks: The model's blocks, by place, (kind, layer).
+        blocks: The model's blocks, by layer key, (kind, layer).
         watch: The calls that reached the seam, and the output projections.
         steps: The linear maps and other modules without children, in the order in which they ran.
         block_inputs: How many attentions had run -> the hidden states that the next block got, (text, token, d_model);
@@ -302,16 +302,16 @@ class _ObservedRun:
         ]
 
     @torch.enable_grad()
-    def attention(self, place: LayerKey, adapted: set[nn.Module]) -> AttentionMatrices:
+    def attention(self, layer_key: LayerKey, adapted: set[nn.Module]) -> AttentionMatrices:
         """Return the weights of an attention, as far as they are known.
 
         Args:
-            place: Its place, (kind, layer).
+            layer_key: Its layer key, (kind, layer).
             adapted: The linear maps to whose outputs an adapter adds something.
         """
-        call = self.watch.calls[place]
+        call = self.watch.calls[layer_key]
         # How many attentions had run before this one
-        n_before = list(self.watch.calls).index(place)
+        n_before = list(self.watch.calls).index(layer_key)
         notes: list[str] = []
 
         # The norm and the projections, which read the stream.
@@ -334,7 +334,7 @@ class _ObservedRun:
 
         # W_O, which writes to the stream, and the norm of what it writes, if there is one.
         output = output_norm = None
-        module = self.watch.modules.get(place)
+        module = self.watch.modules.get(layer_key)
         weight = None if module in adapted else _known_weight(module)
         if weight is None:
             notes.append(
@@ -343,7 +343,7 @@ class _ObservedRun:
         else:
             # (d_model, n_heads * d_value) -> (n_heads, d_model, d_value)
             output = weight.reshape(len(weight), call.n_heads, -1).transpose(0, 1)
-            written = self.watch.results[place]
+            written = self.watch.results[layer_key]
             for step in self._norm_steps():
                 if step.n_attentions == n_before + 1 and have_equal_numbers(step.input, written):
                     output_norm = measure_norm(step.module)

@@ -35,14 +35,14 @@ class ResumableRun:
     The outputs of all blocks stay in memory, so the batch must be small. Without blocks everything is computed again.
 
     Args:
-        forward: Runs a batch: (batch, probe, place -> number of the block that holds the attention, number of the first
-            block to compute) -> outputs. The third is empty in the first run.
+        forward: Runs a batch: (batch, probe, layer key -> number of the block that holds the attention, number of the
+            first block to compute) -> outputs. The third is empty in the first run.
         batch: The batch.
         blocks: The blocks of the network, in order, each once.
 
     Attributes:
         whole: The outputs of the first run, in which nothing is changed.
-        calls: The calls that reached the seam in the first run, by place, (kind, layer).
+        calls: The calls that reached the seam in the first run, by layer key, (kind, layer).
         are_finite: Kind -> layer -> whether the queries and keys of each text are finite, (batch,).
         start: The first token that later runs compute. Changes must not reach the tokens before it, so it is 0 unless
             the model is a decoder. Whoever sets it must check that a run without changes gives `whole`.
@@ -63,21 +63,21 @@ class ResumableRun:
         self.calls: dict[LayerKey, AttentionCall] = {}
 
         def observe(call: AttentionCall) -> Tensor:
-            place = (call.kind, call.layer)
+            layer_key = (call.kind, call.layer)
             if self._tape.current is not None:
-                self._block_of[place] = self._tape.current
+                self._block_of[layer_key] = self._tape.current
             self.are_finite.setdefault(call.kind, {})[call.layer] = finite_texts(call)
             # A network may write into its queries, keys and values later.
             copies: Any = {name: getattr(call, name).clone() for name in ("query", "key", "value")}
-            self.calls[place] = replace(call, **copies)
+            self.calls[layer_key] = replace(call, **copies)
             return attend(call)
 
         with self._tape.record():
             self.whole = forward(batch, observe, {}, 0)
 
-    def block(self, places: Iterable[LayerKey]) -> int:
+    def block(self, layer_keys: Iterable[LayerKey]) -> int:
         """Return the number of the first block that must be computed again if these attentions change."""
-        return min((self._block_of.get(place, 0) for place in places), default=0)
+        return min((self._block_of.get(layer_key, 0) for layer_key in layer_keys), default=0)
 
     def plan(
         self, changes: Iterable[Iterable[LayerKey]], max_pass_tokens: int
@@ -85,7 +85,7 @@ class ResumableRun:
         """Divide changes of the batch into passes. A pass runs one copy of the batch for each of its changes.
 
         Args:
-            changes: For each change, the places of the attentions that it changes.
+            changes: For each change, the layer keys of the attentions that it changes.
             max_pass_tokens: The most tokens of a pass, those of all copies and padding included.
 
         Yields:
@@ -93,8 +93,8 @@ class ResumableRun:
         """
         # Changes with the same first block go together.
         changes_by_block: dict[int, list[int]] = {}
-        for change, places in enumerate(changes):
-            changes_by_block.setdefault(self.block(places), []).append(change)
+        for change, layer_keys in enumerate(changes):
+            changes_by_block.setdefault(self.block(layer_keys), []).append(change)
         # The tokens and the logits of a pass both limit how many changes it runs.
         n_per_pass = max_pass_tokens // self._batch.ids[:, self.start :].numel()
         if self.whole.logits is not None:

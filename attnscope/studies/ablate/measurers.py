@@ -34,7 +34,7 @@ Head = tuple[Kind, int, int]
 """A head: kind of attention, layer, index in the layer."""
 
 Shapes = Mapping[LayerKey, tuple[int, int]]
-"""The number of heads of each attention, and the width of a head's output; a place is (kind, layer)."""
+"""The number of heads of each attention, and the width of a head's output; a layer key is (kind, layer)."""
 
 BLOCK = 32
 """How many texts are finished together; an interruption loses at most so many."""
@@ -46,7 +46,7 @@ Measured = tuple[Floats, Mapping[int, BrokenAt]]
 """Numbers of each row, (row, …); and by the index of a row, the layer where its queries or keys are not finite."""
 
 HeadOutputs = Mapping[LayerKey, Tensor]
-"""Outputs of heads on one row, before the output projection, (head, token, d) by place."""
+"""Outputs of heads on one row, before the output projection, (head, token, d) by layer key."""
 
 QUANTITIES = ("l2", "loss", "kl")
 """What is measured without heads, see `measure_cuts`."""
@@ -193,10 +193,10 @@ class MeanOutputs(RowMeasurer):
     """Add up the outputs of heads over all queries that are no padding."""
 
     def measure(self, batch: Sequence[TextRow]) -> Measured:
-        """Return (row, 2, place · head · d): the sum of the outputs over queries, and the number of queries."""
+        """Return (row, 2, layer key · head · d): the sum of the outputs over queries, and the number of queries."""
         read = self._reader.read(batch)
         # Of each attention, (row, 2, head · d), in the order in which the model computes them.
-        by_place: list[Tensor] = []
+        by_layer_key: list[Tensor] = []
 
         def observe(call: AttentionCall) -> Tensor:
             output = attend(call)
@@ -209,12 +209,12 @@ class MeanOutputs(RowMeasurer):
             sums[~finite_texts(call)] = torch.nan
             n_queries = real.sum(1, keepdim=True).to(sums)
             sums_and_counts = torch.stack([sums, n_queries.expand_as(sums)], 1)
-            by_place.append(sums_and_counts.cpu())
+            by_layer_key.append(sums_and_counts.cpu())
             return output
 
         with torch.no_grad():
             self._model.outputs(read.batch, observe, logits=False)
-        return to_numpy(torch.cat(by_place, -1)), {}
+        return to_numpy(torch.cat(by_layer_key, -1)), {}
 
     def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
         """Add sums and counts."""
@@ -224,24 +224,24 @@ class MeanOutputs(RowMeasurer):
 def measure_means(
     passes: PassSettings, shapes: Shapes, report: ReportProgress | None
 ) -> tuple[CorpusRun[AblationSums], HeadOutputs]:
-    """Return the pass over all texts, and the mean outputs of the heads of each place, (head, d), float64.
+    """Return the pass over all texts, and the mean outputs of the heads of each layer key, (head, d), float64.
 
     An error or Ctrl-C is raised: means over only some of the texts are of no use.
     """
     sizes = [n_heads * width for n_heads, width in shapes.values()]
     shape = (sum(sizes),)
     going = _require_end(_measure(passes, MeanOutputs, shape, report))
-    # (place · head · d), 0 where there was no query -> (head, d) by place
+    # (layer key · head · d), 0 where there was no query -> (head, d) by layer key
     means = torch.from_numpy(np.nan_to_num(going.done.sums.ratio()))
     pieces = means.split(sizes)  # type: ignore[no-untyped-call]
-    by_place = {}
-    for (place, place_shape), piece in zip(shapes.items(), pieces, strict=True):
-        by_place[place] = piece.view(place_shape)
-    return going, by_place
+    by_layer_key = {}
+    for (layer_key, layer_shape), piece in zip(shapes.items(), pieces, strict=True):
+        by_layer_key[layer_key] = piece.view(layer_shape)
+    return going, by_layer_key
 
 
 def outputs_of(passes: PassSettings) -> Iterator[tuple[int, HeadOutputs]]:
-    """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
+    """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by layer key."""
     reader = passes.reader
 
     def read_outputs(rows: Sequence[TextRow]) -> HeadOutputs:
@@ -256,16 +256,16 @@ def outputs_of(passes: PassSettings) -> Iterator[tuple[int, HeadOutputs]]:
         if batches:
             # `BatchHalver` refuses, with a hint, a row that does not fit into memory.
             for _, outputs in BatchHalver().run(batches[0][:1], read_outputs):
-                yield text.index, {place: output[0] for place, output in outputs.items()}
+                yield text.index, {layer_key: output[0] for layer_key, output in outputs.items()}
 
 
 def shapes_of(outputs: Iterable[tuple[int, HeadOutputs]]) -> Shapes:
     """Return the shapes of heads' outputs, read off the first text that `outputs_of` yields."""
     _, first_outputs = next(iter(outputs))
     shapes = {}
-    for place, output in first_outputs.items():
+    for layer_key, output in first_outputs.items():
         n_heads, _, width = output.shape  # (head, token, d)
-        shapes[place] = (n_heads, width)
+        shapes[layer_key] = (n_heads, width)
     return shapes
 
 
@@ -291,27 +291,27 @@ class Replacements(NamedTuple):
     """The values that may replace heads' outputs.
 
     Attributes:
-        means: The mean outputs of heads over all queries of all texts, (head, d) by place.
-        donors: Of several texts, the index in the corpus and the outputs of heads, (head, token, d) by place.
+        means: The mean outputs of heads over all queries of all texts, (head, d) by layer key.
+        donors: Of several texts, the index in the corpus and the outputs of heads, (head, token, d) by layer key.
     """
 
     means: Mapping[LayerKey, Tensor] = {}
     donors: Sequence[tuple[int, HeadOutputs]] = ()
 
-    def values(self, cut: AblatedHeads, place: LayerKey, head: int, read: ReadBatch) -> Tensor:
+    def values(self, cut: AblatedHeads, layer_key: LayerKey, head: int, read: ReadBatch) -> Tensor:
         """Return what replaces a head's output; it broadcasts to (row, 1, query, d)."""
         if cut.mode == "zero":
             return torch.zeros(())
         if cut.mode == "mean":
-            return self.means[place][head]
-        n_queries = read.queries[place[0]].shape[1]
+            return self.means[layer_key][head]
+        n_queries = read.queries[layer_key[0]].shape[1]
         rows = []
         for text in read.texts:
             # A text is not its own donor.
             others = [outputs for index, outputs in self.donors if index != text]
             donor = others[cut.donor % len(others)]
             # Repeat the tokens of a shorter donor: (token, d) -> (query, d).
-            output = donor[place][head]
+            output = donor[layer_key][head]
             rows.append(output[torch.arange(n_queries) % len(output)])
         return torch.stack(rows)[:, None]
 
@@ -353,8 +353,8 @@ class AblationMeasurer(RowMeasurer):
             pass_tokens = (
                 PASS_TOKENS if self.halver.max_batch_tokens is None else self.halver.max_batch_tokens
             )
-            places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
-            for first_block, cut_indices in rerun.plan(places, pass_tokens):
+            layer_keys = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
+            for first_block, cut_indices in rerun.plan(layer_keys, pass_tokens):
                 n_cuts = len(cut_indices)
                 outputs = rerun.again(self._patches(cut_indices, read), first_block, n_cuts)
                 hidden_without = outputs.hidden.to(dtype).view(n_cuts, *whole.shape)

@@ -176,8 +176,8 @@ def _compare(model: Model, heads: Mapping[LayerKey, Sequence[int]], written: Mod
         target = torch.from_numpy(model.text_generator.encode_target(EXAMPLE).ids)[None]
     batch = replace(example_batch(model), target_ids=target)
     patches = {}
-    for place, indices in heads.items():
-        patches[place] = [Patch("z", tuple(indices), torch.zeros(()))]
+    for layer_key, indices in heads.items():
+        patches[layer_key] = [Patch("z", tuple(indices), torch.zeros(()))]
     with torch.no_grad():
         gated = model.outputs(batch, HeadPatcher(patches))
         reloaded = written.outputs(batch, attend)

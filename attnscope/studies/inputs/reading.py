@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.model import Batch, Model, SensoryInput, eyes_of, viewer_of
+from attnscope.models.model import Batch, Model, SensoryInput, image_model_of, image_text_model_of
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 from attnscope.senses.recordings import Recording
@@ -198,9 +198,9 @@ def reader_of(model: Model, item: Given) -> Model:
             f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})"
         )
     if isinstance(item, View):
-        return viewer_of(model)
+        return image_text_model_of(model)
     if isinstance(item, Photo):
-        return eyes_of(model)
+        return image_model_of(model)
     return model
 
 
@@ -380,8 +380,10 @@ def _read_view(model: Model, view: View) -> Reading:
 def _read_speech(model: Model, speech: Speech) -> Reading:
     """Return frames of a recording, or patches of its spectrogram; and a transcript if the model has a decoder."""
     if model.audio_reader is None:
-        # A model with eyes takes pictures alone, unless they are those of a tower beside its tower for texts.
-        takes = "pictures" if model.image_reader is not None and eyes_of(model) is model else "texts"
+        # A model with an image reader takes pictures alone, unless another tower beside it reads texts.
+        takes = (
+            "pictures" if model.image_reader is not None and image_model_of(model) is model else "texts"
+        )
         raise AttnscopeError(
             f"{model.info.name} takes {takes}, not recordings",
             "leave out --audio, or name a model such as Whisper or wav2vec 2.0",

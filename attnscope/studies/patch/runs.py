@@ -31,12 +31,12 @@ class PatchedHeads(NamedTuple):
     """Hold the heads that are patched together: one head, or for keys and values all that read one key/value head.
 
     Attributes:
-        place: The kind of attention and the layer.
+        layer_key: The kind of attention and the layer.
         number: The number of the head; for keys and values, of the key/value head.
         group: How many query heads are patched together.
     """
 
-    place: LayerKey
+    layer_key: LayerKey
     number: int
     group: int
 
@@ -49,22 +49,22 @@ class PatchedHeads(NamedTuple):
     @property
     def name(self) -> str:
         """Return the names of its heads, such as L3H1 or L3H0+L3H1."""
-        return "+".join(f"L{self.place[1]}H{head}" for head in self.heads)
+        return "+".join(f"L{self.layer_key[1]}H{head}" for head in self.heads)
 
 
 def units_of(
     calls: Mapping[LayerKey, AttentionCall], by: By
 ) -> dict[tuple[LayerKey, int], PatchedHeads]:
-    """Return the unit of each query head, by place and number of the head, in the order of layers and heads.
+    """Return the unit of each query head, by layer key and number of the head, in the order of layers and heads.
 
-    `calls` are those of a run, by place; `by` says which values are patched.
+    `calls` are those of a run, by layer key; `by` says which values are patched.
     """
     units = {}
-    for place, call in calls.items():
+    for layer_key, call in calls.items():
         n_units = call.n_kv_heads if by in ("key", "value") else call.n_heads
         group = call.n_heads // n_units
         for head in range(call.n_heads):
-            units[place, head] = PatchedHeads(place, head // group, group)
+            units[layer_key, head] = PatchedHeads(layer_key, head // group, group)
     return units
 
 
@@ -152,7 +152,7 @@ class PairRuns:
         self._narrowed = []
 
     def _again(self, probe: Probe, first: int = 0, times: int = 1) -> Outputs:
-        """Run the changed side again, see `ResumableRun.again`. Maps in `_narrowed` give the logits of answers alone."""
+        """Run the changed side again, as `ResumableRun.again`. Maps in `_narrowed` give the logits of answers alone."""
         answer_ids = self.batch.answer_ids
 
         def answer_logits(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
@@ -185,18 +185,18 @@ class PairRuns:
         source = source or self.source
         n_pairs = len(self._changed.ids)
         differences = torch.empty(len(changes), n_pairs, dtype=torch.float64)
-        places = [[change.unit.place] for change in changes]
+        layer_keys = [[change.unit.layer_key] for change in changes]
         n_done = 0
-        for first_block, indices in self._rerun.plan(places, PASS_TOKENS):
+        for first_block, indices in self._rerun.plan(layer_keys, PASS_TOKENS):
             # Several changes run side by side, each on its own copy of the pairs: texts are (change * pair).
             patches: dict[LayerKey, list[Patch]] = {}
             for row, index in enumerate(indices):
                 unit, by, tokens = changes[index]
                 heads = (unit.number,)
-                values = source.values(by, unit.place, heads)[:, :, tokens]
+                values = source.values(by, unit.layer_key, heads)[:, :, tokens]
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
                 patch = Patch(by, heads, values, texts, tokens)
-                patches.setdefault(unit.place, []).append(patch)
+                patches.setdefault(unit.layer_key, []).append(patch)
             outputs = self._again(HeadPatcher(patches), first_block, len(indices))
             differences[indices] = self._difference(outputs)
             n_done += len(indices)
@@ -218,19 +218,19 @@ class PairRuns:
         if not self._kept.outputs:
             self._again(self._kept)
         patches: dict[LayerKey, list[Patch]] = {}
-        for place, output in self._kept.outputs.items():
+        for layer_key, output in self._kept.outputs.items():
             all_heads = tuple(range(output.shape[1]))
-            patches[place] = [Patch("z", all_heads, output)]
+            patches[layer_key] = [Patch("z", all_heads, output)]
         heads = (sender.number,)
-        values = self.source.values("z", sender.place, heads)
-        patches[sender.place].append(Patch("z", heads, values))
+        values = self.source.values("z", sender.layer_key, heads)
+        patches[sender.layer_key].append(Patch("z", heads, values))
         # Keep what later heads compute from that.
         reached = ActivationRecorder(HeadPatcher(patches))
-        outputs = self._again(reached, self._rerun.block([sender.place]))
+        outputs = self._again(reached, self._rerun.block([sender.layer_key]))
         return reached, self._sign * (self._difference(outputs)[0] - self._unpatched)
 
     def attribution(self, by: By) -> dict[LayerKey, Tensor]:
-        """Return an estimate of each head's effect at each token, place -> (pair, head, token), float64, on the CPU.
+        """Estimate each head's effect at each token, by layer key: (pair, head, token), float64, on the CPU.
 
         It is the effect to first order, from one forward and one backward pass of the changed run. For keys and values,
         heads are key/value heads.
@@ -244,8 +244,8 @@ class PairRuns:
             slopes = torch.autograd.grad(total, values, materialize_grads=True)
         # First order: the slope times the change from this run's values to the other's. (pair, head, token)
         estimates = {}
-        for (place, changed), slope in zip(leaves.tensors.items(), slopes, strict=True):
-            other = self.source.values(by, place, range(changed.shape[1]))
+        for (layer_key, changed), slope in zip(leaves.tensors.items(), slopes, strict=True):
+            other = self.source.values(by, layer_key, range(changed.shape[1]))
             effect = attribute(slope, changed.detach(), other)
-            estimates[place] = self._sign * effect.cpu().double()
+            estimates[layer_key] = self._sign * effect.cpu().double()
         return estimates

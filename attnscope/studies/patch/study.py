@@ -259,7 +259,7 @@ class _Study:
             by_token = runs.attribution(self._options.by)
             estimates = []
             for unit in self._units:
-                of_unit = by_token[unit.place][:, unit.number]  # (pair, token)
+                of_unit = by_token[unit.layer_key][:, unit.number]  # (pair, token)
                 estimates.append(of_unit.sum(1))
             measured["estimated"] = torch.stack(estimates, 1).numpy()
         return measured | self._measure_effects(runs, report)
@@ -314,13 +314,13 @@ class _Study:
         paths: list[HeadPath] = []
         senders = [self._units[column] for column in columns]
         for sender in senders:
-            kind, layer = sender.place
+            kind, layer = sender.layer_key
             paths.append(HeadPath(sender))
             for later, by in product(senders, READS):
-                if later.place[0] != kind or later.place[1] <= layer:
+                if later.layer_key[0] != kind or later.layer_key[1] <= layer:
                     continue
                 # Several heads may read one key/value head: the path counts once. A unit is found by its first head.
-                reader = self._readers[by][later.place, later.heads.start]
+                reader = self._readers[by][later.layer_key, later.heads.start]
                 path = HeadPath(sender, PatchSpec(reader, by))
                 if path not in paths:
                     paths.append(path)
@@ -341,8 +341,8 @@ class _Study:
         units = [self._units[row] for row in rows]
         return Table.of_arrays(
             columns,
-            kind=[unit.place[0] for unit in units],
-            layer=[unit.place[1] for unit in units],
+            kind=[unit.layer_key[0] for unit in units],
+            layer=[unit.layer_key[1] for unit in units],
             head=list(chain.from_iterable(unit.heads for unit in self._units)),
             patched_with=[unit.name for unit in units],
             **{name: of_units[rows] for name, of_units in values.items()},

@@ -22,7 +22,7 @@ from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Problem, TextBlock, expand
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.model import Model, eyes_of
+from attnscope.models.model import Model, image_model_of
 from attnscope.questions.heads import Heads, heads_table
 from attnscope.report.wording import PICTURES, RECORDINGS
 from attnscope.results.table import Table
@@ -75,7 +75,7 @@ def picture_heads(model: Model, images: Any, report: ReportProgress | None = Non
             f"{model.info.name} reads pictures among words; heads are measured on photos in vision transformers alone",
             "look at single photos with: attnscope heatmap --image",
         )
-    model = eyes_of(model)
+    model = image_model_of(model)
     inputs = _list_inputs(images, "picture")
     # Try a blank picture first: an error here is the model's, and would come with every picture.
     read(model, read_photo(_BLANK))

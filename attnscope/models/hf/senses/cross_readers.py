@@ -23,10 +23,10 @@ from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import attention_function, use_attention
-from attnscope.models.hf.senses.eyes_and_ears import merges_patches, patch_size, tokens_before
+from attnscope.models.hf.senses.media_readers import merges_patches, patch_size, tokens_before
 from attnscope.models.hf.senses.patch_places import Cut, ImageView, PhotoPrompt, join_tiles, one_grid
+from attnscope.models.hf.senses.text_generator import Arguments
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
-from attnscope.models.hf.senses.writing import Arguments
 from attnscope.models.hf.survey import AttentionSurvey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
 from attnscope.models.inside.tape import run_instead

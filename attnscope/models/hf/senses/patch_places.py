@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.senses.eyes_and_ears import tokens_before
+from attnscope.models.hf.senses.media_readers import tokens_before
 
 
 @dataclass(frozen=True, eq=False)

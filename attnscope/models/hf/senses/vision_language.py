@@ -19,7 +19,7 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.parts import accepts, in_one_line, silence
-from attnscope.models.hf.senses.eyes_and_ears import MediaReader, undo_normalisation
+from attnscope.models.hf.senses.media_readers import MediaReader, undo_normalisation
 from attnscope.models.hf.senses.patch_places import (
     FAMILIES,
     Cut,
@@ -29,7 +29,7 @@ from attnscope.models.hf.senses.patch_places import (
     slopes,
     unplaced,
 )
-from attnscope.models.hf.senses.writing import Arguments, TextGenerator
+from attnscope.models.hf.senses.text_generator import Arguments, TextGenerator
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
 from attnscope.questions.places import SMALL, Picture

@@ -34,7 +34,7 @@ _INTERPOLATE = "interpolate_pos_encoding"
 
 
 class MediaReader:
-    """Hold what eyes and ears share: a model, and its processor of transformers; None if it came without one."""
+    """Hold a model, and its processor of transformers, which is None if the model came without one."""
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         self.model = model
