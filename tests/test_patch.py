@@ -253,7 +253,7 @@ def test_attribution_is_the_slope_of_the_exact_effect(by):
 
     for unit in list(units_of(own.calls, by).values())[::5]:
         moved = runs.effects([PatchSpec(unit, by)], Between())[0] / step
-        slope = estimates[unit.place][:, unit.number].sum(1)
+        slope = estimates[unit.layer_key][:, unit.number].sum(1)
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
 
 
