@@ -81,7 +81,7 @@ class AnnotationError(UnreadableError):
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
     """Merge equal texts that follow each other into one with the links of all: a file may have a line for each link."""
-    for _, group in groupby(texts, key=attrgetter("text", "words", "target")):
+    for _, group in groupby(texts, key=attrgetter("text", "words", "target", "target_words")):
         first, *others = group
         if not others:
             yield first

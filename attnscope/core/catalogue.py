@@ -406,7 +406,8 @@ class MeasureColumns:
         self.is_set = [family.is_set for family in self.keys]
         self.is_set += [family.is_set for family in self.pairs]
         self.is_beyond = [family.beyond_uniform for family in self.pairs]
-        self.facts = [family.fact for family in self.pairs if not family.offsets]
+        # Several measures may read one fact, which is one part of the sums.
+        self.facts = list(dict.fromkeys(family.fact for family in self.pairs if not family.offsets))
         self.offsets = sorted(set().union(*(family.offsets for family in self.pairs)))
         self.pair_map = []
         for part in ("mass", *self.facts, *self.offsets):
