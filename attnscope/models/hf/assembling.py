@@ -32,7 +32,7 @@ from attnscope.models.hf.senses.cross_readers import cross_reader, stands_alone
 from attnscope.models.hf.senses.media_readers import hides_patches
 from attnscope.models.hf.survey import AttentionSurvey, SurveyCache
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.model import share_lock
+from attnscope.models.locks import share_lock
 
 
 def wrap(

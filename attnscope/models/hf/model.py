@@ -60,15 +60,8 @@ from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_known_ids, require_length, require_seam
 from attnscope.models.inside.tape import ResumableRun, blocks_of
-from attnscope.models.model import (
-    Batch,
-    LossKind,
-    MixedLengthsError,
-    Model,
-    Outputs,
-    WeightSlice,
-    lock_model,
-)
+from attnscope.models.locks import lock_model
+from attnscope.models.model import Batch, LossKind, MixedLengthsError, Model, Outputs, WeightSlice
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, at
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.parts import parts_of_config
-from attnscope.models.model import lock_model
+from attnscope.models.locks import lock_model
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"

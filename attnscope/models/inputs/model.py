@@ -19,7 +19,8 @@ from attnscope.models.devices import device_of, name_dtype
 from attnscope.models.hf.parts import silence, unwrap
 from attnscope.models.info import ModelInfo
 from attnscope.models.inputs.caught import CaughtModule, SeenCall
-from attnscope.models.model import Batch, Model, Tokenizer, share_lock
+from attnscope.models.locks import share_lock
+from attnscope.models.model import Batch, Model, Tokenizer
 from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens
 

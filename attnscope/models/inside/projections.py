@@ -13,7 +13,8 @@ from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_seam
-from attnscope.models.model import Batch, Model, lock_model
+from attnscope.models.locks import lock_model
+from attnscope.models.model import Batch, Model
 
 Inputs = tuple[Any, ...]
 """The inputs of a module by position, as torch's hooks get them."""

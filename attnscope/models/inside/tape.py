@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, finite_texts
-from attnscope.models.model import lock_model
+from attnscope.models.locks import lock_model
 
 if TYPE_CHECKING:
     from attnscope.models.model import Batch, Outputs

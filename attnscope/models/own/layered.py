@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from attnscope.models.info import ModelInfo, require_known_ids, require_length
-from attnscope.models.model import Batch, Model, Tokenizer, lock_model, share_lock
+from attnscope.models.locks import lock_model, share_lock
+from attnscope.models.model import Batch, Model, Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
