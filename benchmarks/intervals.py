@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from attnscope.core.intervals import mean_interval, predicted_interval
 from attnscope.core.sums import RunningSums
 from attnscope.questions.head_lines import EVEN, UNSURE
-from attnscope.studies.heads.measure_intervals import MIN_ACTIVE, measure_intervals
+from attnscope.studies.heads.measure_intervals import MIN_ACTIVE_SHARE, measure_intervals
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -229,7 +229,7 @@ def simulate_lines(numbers: Mapping[str, NDArray[Any]], n_texts: int, n_draws: i
     is_told = nats.mean(0) >= EVEN * mass.mean(0)
     covered, covered_sure = (np.where(is_told, each.coverage(n_draws), np.nan) for each in (every, sure))
     worst = int(np.nanargmin(covered))
-    is_active = (mass.mean(0) >= MIN_ACTIVE) & is_told
+    is_active = (mass.mean(0) >= MIN_ACTIVE_SHARE) & is_told
     return {
         "heads": int(is_told.sum()),
         "with_interval": int(np.isfinite(covered).sum()),

@@ -210,15 +210,15 @@ def measures_page() -> str:
         "attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen."
     )
     about_values = _ABOUT_VALUES.strip().replace("RHO", f"{DEPENDENCE:g}")
-    parts.append(about_values.replace("SIMILAR", f"{measure_intervals.SIMILAR:g}"))
-    without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]
+    parts.append(about_values.replace("SIMILAR", f"{measure_intervals.MAX_UNSEEN_SIMILARITY:g}"))
+    without = [name for name, rule in roles.RULES.items() if not rule.must_beat_uniform]
     about = _ABOUT_ROLES.format(
-        min_active=measure_intervals.MIN_ACTIVE,
+        min_active=measure_intervals.MIN_ACTIVE_SHARE,
         margin=roles.MARGIN,
         least_margin=roles.MIN_MARGIN,
         reach=measuring.OFFSETS[-1],
-        fewest=roles.FIRM_FROM_TEXTS,
-        least=roles.TESTED_FROM_TEXTS,
+        fewest=roles.MIN_FIRM_TEXTS,
+        least=roles.MIN_TESTED_TEXTS,
         level=roles.LEVEL,
         uniform=" and ".join(f"`{name}`" for name in without)
         + " has no baseline: uniform attention is what it names.",
@@ -231,13 +231,13 @@ def measures_page() -> str:
         besides = []
         if rule.min_defined:
             besides.append(f"the measure is defined for {rule.min_defined:.0%} of the queries")
-        if rule.needs_preference:
+        if rule.excludes_diffuse:
             besides.append("`relative_entropy` is at most the limit of `diffuse`")
-        if rule.rescale:
+        if rule.rescales_threshold:
             besides.append(
                 f"the threshold is that of a text of {roles.REFERENCE_KEYS:,} keys; with n keys it is "
                 f"1 - {(1 - rule.threshold) * math.log(roles.REFERENCE_KEYS):.2f} / ln n, from "
-                f"{roles.MIN_KEYS} keys on"
+                f"{roles.MIN_RESCALED_KEYS} keys on"
             )
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(

@@ -89,7 +89,7 @@ def study_tallies(
     """What `attnscope.heads` finds, and the sums over texts that it rests on, by kind of attention."""
     options = options or HeadsOptions()
     found, done = with_default_torch(study.study_heads)(model, texts_of(texts, model), options)
-    return found, done.tallies
+    return found, done.sums_by_kind
 
 
 def fix_counts(monkeypatch: pytest.MonkeyPatch, model: Any, text: str) -> None:

@@ -17,7 +17,7 @@ from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heads import Heads
 from attnscope.studies.describe.rows import join_rows
-from attnscope.studies.heads.measuring import target_of
+from attnscope.studies.heads.measuring import shift_right
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import batch_of
@@ -222,7 +222,7 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
         tokens = unit.chunk.tokens
         kept = WeightsRecorder()
         with torch.no_grad():
-            model.run(batch_of([tokens], [target_of(unit.target, tokens)]), kept)
+            model.run(batch_of([tokens], [shift_right(unit.target, tokens)]), kept)
         for kind in ("decoder", "cross"):
             active = groups[kind].active
             queries = groups[kind].queries

@@ -11,7 +11,7 @@ import pytest
 import attnscope
 from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.studies.heads.measuring import KindSums
-from attnscope.studies.heads.roles import LEVEL, RULES, TESTED_FROM_TEXTS, complete_thresholds, judge
+from attnscope.studies.heads.roles import LEVEL, MIN_TESTED_TEXTS, RULES, complete_thresholds, judge
 from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
 from tests.heads_helpers import heads_in, study_tallies
@@ -173,13 +173,13 @@ def test_planted_heads_are_found_in_ten_texts(name):
 
 
 def few_texts_define(tally):
-    """Roles of which fewer than TESTED_FROM_TEXTS effective texts say anything."""
+    """Roles of which fewer than MIN_TESTED_TEXTS effective texts say anything."""
     effective = tally.measures.sample().n_texts
     return {
         name
         for name, rule in RULES.items()
         if all(
-            effective[..., tally.names.index(measure)].min() < TESTED_FROM_TEXTS
+            effective[..., tally.names.index(measure)].min() < MIN_TESTED_TEXTS
             for measure in rule.measures
         )
     }

@@ -10,7 +10,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.questions.head_roles import role_notes
 from attnscope.studies.heads.options import HeadsOptions
-from attnscope.studies.heads.roles import FIRM_FROM_TEXTS
+from attnscope.studies.heads.roles import MIN_FIRM_TEXTS
 from attnscope.studies.heads.study import heads
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, VOCABULARY, write_tokenizer
@@ -43,7 +43,7 @@ def test_every_head_of_the_glass_box_is_named_right(name, file, split):
         assert head.roles[0].name == planted[0]
     roles = [(f"L{head.layer}H{head.head}", role) for head in heads_in(found) for role in head.roles]
     for _, role in roles:
-        assert role.tentative == (role.effective_texts < FIRM_FROM_TEXTS)
+        assert role.tentative == (role.effective_texts < MIN_FIRM_TEXTS)
     few = {
         f"{place} {role.name}": round(role.effective_texts or 0, 1)
         for place, role in roles

@@ -14,7 +14,7 @@ from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.studies.inputs import reading
-from attnscope.studies.inputs.reading import encode_within, truncate
+from attnscope.studies.inputs.reading import encode_truncated, truncate
 
 WORDS = (
     "the",
@@ -78,7 +78,7 @@ def kinds():
 
 def require_same_beginning(tokenizer, text, limit):
     """The note; the tokens are those of the whole text."""
-    _, tokens, note = encode_within(limit, tokenizer.encode, text)
+    _, tokens, note = encode_truncated(limit, tokenizer.encode, text)
     whole, _ = truncate(tokenizer.encode(text), limit)
     assert tokens.labels == whole.labels
     np.testing.assert_array_equal(tokens.ids, whole.ids)
@@ -93,7 +93,7 @@ def require_same_beginning(tokenizer, text, limit):
 )
 def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(kinds, kind, text, limit):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "WHOLE_CHARACTERS", 60)
+        patch.setattr(reading, "MAX_WHOLE_CHARACTERS", 60)
         patch.setattr(reading, "_CHARACTERS_PER_TOKEN", 4)
         require_same_beginning(kinds[kind], f"the {text}", limit)
 
@@ -101,9 +101,9 @@ def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(kinds, kind, text
 @pytest.mark.parametrize("sizes", [(400, 400), (400, 3), (3, 400)])
 def test_a_pair_is_cut_as_its_whole_texts_are(sizes, monkeypatch):
     tokenizer = attnscope.load("minilm").tokenizer
-    monkeypatch.setattr(reading, "WHOLE_CHARACTERS", 500)
+    monkeypatch.setattr(reading, "MAX_WHOLE_CHARACTERS", 500)
     text, pair = ("the cat sat on the mat " * n for n in sizes)
-    beginning, tokens, note = encode_within(24, tokenizer.encode, text, pair)
+    beginning, tokens, note = encode_truncated(24, tokenizer.encode, text, pair)
     whole, said = truncate(tokenizer.encode(text, pair), 24)
     assert len(beginning) < 1000
     assert tokens.labels == whole.labels

@@ -62,9 +62,9 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run, tmp_path):
 @pytest.mark.parametrize(
     ("option", "patched", "error"),
     [
-        (["--causal"], "with_effects", RuntimeError("a bug")),
-        (["--causal"], "with_effects", AttnscopeError("too bad", "do better")),
-        (["--causal"], "with_effects", MemoryError()),
+        (["--causal"], "add_ablation_effects", RuntimeError("a bug")),
+        (["--causal"], "add_ablation_effects", AttnscopeError("too bad", "do better")),
+        (["--causal"], "add_ablation_effects", MemoryError()),
     ],
 )
 def test_heads_are_written_where_a_later_step_fails(run, tmp_path, monkeypatch, option, patched, error):

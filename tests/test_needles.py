@@ -221,7 +221,7 @@ def test_models_that_do_not_write_are_told_so(minilm_folder):
 
 
 def test_an_interruption_keeps_what_was_done(monkeypatch):
-    monkeypatch.setattr("attnscope.studies.heads.needles.PASS_TOKENS", 5 * 48)
+    monkeypatch.setattr("attnscope.studies.heads.needles.MAX_PASS_TOKENS", 5 * 48)
     seen = []
 
     def stop_after(n):

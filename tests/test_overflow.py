@@ -7,7 +7,7 @@ import torch
 import attnscope
 from attnscope import AblateOptions, ablate, heads
 from attnscope.errors import AttnscopeError
-from attnscope.studies.failures import MAX_NAMED, BrokenTexts
+from attnscope.studies.failures import MAX_NAMED_TEXTS, BrokenTexts
 from tests.conftest import VOCABULARY, write_tiny
 from tests.heads_helpers import heads_in
 
@@ -48,13 +48,13 @@ def write_texts(folder, texts):
 
 
 def test_of_many_texts_the_first_are_named_and_all_are_counted():
-    parts = [BrokenTexts(1, ((i, "texts", i + 1, ("encoder", 0)),)) for i in range(MAX_NAMED + 7)]
+    parts = [BrokenTexts(1, ((i, "texts", i + 1, ("encoder", 0)),)) for i in range(MAX_NAMED_TEXTS + 7)]
     whole = BrokenTexts()
     for part in parts[::-1]:
         whole = whole.merge(part)
     model = attnscope.load("own")
-    problems = whole.problems(model.info)
-    assert [one["line"] for one in problems[:-1]] == list(range(1, MAX_NAMED + 1))
+    problems = whole.list_problems(model.info)
+    assert [one["line"] for one in problems[:-1]] == list(range(1, MAX_NAMED_TEXTS + 1))
     assert problems[-1]["reason"].startswith("7 more texts")
 
 

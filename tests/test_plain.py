@@ -12,7 +12,7 @@ from attnscope import models
 from attnscope.core.attention.calls import WeightsBesideFullWidth
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
-from attnscope.studies.inputs.options import NUMPY_TOKENS, LoadOptions
+from attnscope.studies.inputs.options import MAX_NUMPY_TOKENS, LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from tests.conftest import write_tiny
 from tests.processes import python
@@ -56,7 +56,7 @@ def test_minilm_up_to_the_length_that_is_left_to_numpy():
     plain = models.load(engine="numpy")
     native = models.load(engine="native")
     tokens = plain.tokenizer.encode(TIRED * 15)
-    assert 0.8 * NUMPY_TOKENS < len(tokens) < 1.2 * NUMPY_TOKENS
+    assert 0.8 * MAX_NUMPY_TOKENS < len(tokens) < 1.2 * MAX_NUMPY_TOKENS
     assert plain.look is not None
     found = plain.look(tokens, range(6))
     expected = native_maps(native, tokens)
@@ -109,8 +109,8 @@ def chosen(text="the cat", spec="minilm", **options):
 def test_it_is_chosen_for_what_is_short_and_on_the_processor_in_single_precision(tiny_bert):
     assert chosen() == chosen(spec=str(tiny_bert)) == "numpy"
     assert chosen(spec="own") == chosen(dtype="float64") == chosen(engine="native") == "native"
-    assert chosen("the cat " * NUMPY_TOKENS) == "native"
-    assert chosen("the cat " * NUMPY_TOKENS, engine="numpy") == "numpy"
+    assert chosen("the cat " * MAX_NUMPY_TOKENS) == "native"
+    assert chosen("the cat " * MAX_NUMPY_TOKENS, engine="numpy") == "numpy"
     config = tiny_bert / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"is_decoder": True}), "utf-8")
     assert chosen(spec=str(tiny_bert)) == "hf"

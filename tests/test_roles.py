@@ -7,13 +7,13 @@ import pytest
 
 from attnscope.core.catalogue import MEASURES
 from attnscope.core.intervals import benjamini_hochberg
-from attnscope.studies.heads.measure_intervals import NO_SHARES
+from attnscope.studies.heads.measure_intervals import NON_SHARE_MEASURES
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, KindSums
 from attnscope.studies.heads.roles import (
-    FIRM_FROM_TEXTS,
     LEVEL,
+    MIN_FIRM_TEXTS,
+    MIN_TESTED_TEXTS,
     RULES,
-    TESTED_FROM_TEXTS,
     complete_thresholds,
     judge,
 )
@@ -162,7 +162,7 @@ def test_diffuse_asks_the_same_of_texts_of_any_length(n_keys, share, roles):
     assert names_of(only_head(largest)) == (roles or {"rare"})
 
 
-@pytest.mark.parametrize("n_texts", [TESTED_FROM_TEXTS, FIRM_FROM_TEXTS - 1])
+@pytest.mark.parametrize("n_texts", [MIN_TESTED_TEXTS, MIN_FIRM_TEXTS - 1])
 def test_with_few_texts_roles_are_tentative(n_texts):
     (role,) = only_head(
         tally_of({"previous_token": 0.8, "next_token": 0.2}, n_texts=n_texts, noise=0.03)
@@ -171,7 +171,7 @@ def test_with_few_texts_roles_are_tentative(n_texts):
     assert role.effective_texts == n_texts
     assert role.threshold < role.low < role.value < role.high
     assert 0 < role.p <= role.q <= LEVEL
-    assert not only_head(tally_of({"previous_token": 0.7}, n_texts=FIRM_FROM_TEXTS)).roles[0].tentative
+    assert not only_head(tally_of({"previous_token": 0.7}, n_texts=MIN_FIRM_TEXTS)).roles[0].tentative
 
 
 @pytest.mark.parametrize("n_texts", [1, 2])
@@ -193,7 +193,7 @@ def test_tests_of_one_role_are_one_claim():
 
 def test_measures_from_0_to_1_have_intervals_from_0_to_1():
     for name, measure in MEASURES.items():
-        assert (name not in NO_SHARES) == ((measure.low, measure.high) == (0, 1)), name
+        assert (name not in NON_SHARE_MEASURES) == ((measure.low, measure.high) == (0, 1)), name
     head = only_head(
         tally_of({"previous_token": 1.0, "window": 0.001, "relative_entropy": 0.99}, noise=0)
     )

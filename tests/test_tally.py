@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, pair_hits
+from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, count_offset_hits
 
 
 def plain_hits(ids, causal, context):
@@ -26,7 +26,7 @@ def plain_hits(ids, causal, context):
 def test_hits_of_fixed_offsets_are_those_of_the_definition(tokens, causal):
     ids = [number for number, _ in tokens]
     context = [before for _, before in tokens]
-    hits, counts = pair_hits(np.array(ids), causal=causal, context=np.array(context))
+    hits, counts = count_offset_hits(np.array(ids), causal=causal, context=np.array(context))
     expected = plain_hits(ids, causal, context)
     np.testing.assert_array_equal(hits, expected[0])
     np.testing.assert_array_equal(counts, expected[1])

@@ -54,6 +54,6 @@ def heads(
     output = files.plan("heads", measures=order.measures, sort=order.listing.sort, **drawing.changes())
     workers = running.share(model.model, model.loading)
     # The progress line counts texts, pictures or recordings.
-    with progress(files.quiet, *order.counted()) as report:
+    with progress(files.quiet, *order.progress_nouns()) as report:
         record = study(model.model, texts, order, model.loading, report, workers)
     output.deliver(record)

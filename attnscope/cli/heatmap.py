@@ -14,7 +14,7 @@ from attnscope.studies.maps.options import MapOptions
 
 if TYPE_CHECKING:
     from attnscope.output import Output
-    from attnscope.studies.inputs.reading import Given
+    from attnscope.studies.inputs.reading import UserInput
 
 
 @options
@@ -140,7 +140,7 @@ def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Mod
     return output.deliver(rollout(loaded, text, query=maps.query))
 
 
-def _read_input(source: HeatmapInput, reading: ReadingOptions) -> Given:
+def _read_input(source: HeatmapInput, reading: ReadingOptions) -> UserInput:
     """Read photos, a recording or a text, before the model is loaded. The type of the input tells a study what it is.
 
     Raises:
@@ -149,7 +149,7 @@ def _read_input(source: HeatmapInput, reading: ReadingOptions) -> Given:
     """
     from attnscope.senses.photos import read_photo
     from attnscope.senses.recordings import read_recording
-    from attnscope.studies.inputs.reading import Speech, View
+    from attnscope.studies.inputs.reading import PhotoPrompt, Speech
 
     # --size is refused for anything but a photo alone: `is_given` says whether there is a text.
     if source.size and (not source.image or source.is_given or reading.generate):
@@ -158,7 +158,7 @@ def _read_input(source: HeatmapInput, reading: ReadingOptions) -> Given:
     if source.image and (source.is_given or reading.generate):
         refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=source.audio)
         text = source.read(may_be_blank=True) if source.is_given else ""
-        return View(tuple(map(read_photo, source.image)), text, reading.generate)
+        return PhotoPrompt(tuple(map(read_photo, source.image)), text, reading.generate)
     # A photo alone.
     if source.image:
         refuse_beside("--image", reading, audio=source.audio)

@@ -7,7 +7,7 @@ from attnscope.choice import Choice, TokenOptions
 from attnscope.cli.shared import FileOptions, MapDrawingOptions
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.options import option, options
-from attnscope.studies.heads.options import ListingOptions, measures_option
+from attnscope.studies.heads.options import ListingOptions, make_measures_option
 
 
 @options
@@ -17,7 +17,7 @@ class SavedRecord:
     record: Path = option(
         "A record that attnscope saved, such as heatmap.npz or heads.npz, or its folder.", argument=True
     )
-    measures: str | None = measures_option()
+    measures: str | None = make_measures_option()
 
 
 def show(

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.info import run_facts, versions
 from attnscope.models.model import Batch, Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.failures import refusal
+from attnscope.studies.failures import make_nan_error
 from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.text import build_tokens, word_spans
 
@@ -94,7 +94,7 @@ def read_layer(
     inputs = _inputs_of(around)
     for array in (inputs.Q, inputs.K, inputs.V):
         if not np.isfinite(array).all():
-            raise refusal(model.info, layer_key)
+            raise make_nan_error(model.info, layer_key)
     run = run_facts(model.info, reading.notes)
     return OneLayer(reading.text, layer_key, chosen.heads, queries, keys, inputs, run, batch, around)
 

@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError, amount, is_out_of_memory
 from attnscope.host import delay_interrupts
 from attnscope.models.info import ModelInfo, run_facts
 from attnscope.models.model import MixedLengthsError, Model, Tokenizer
-from attnscope.studies.failures import BrokenAt, BrokenTexts, failure
+from attnscope.studies.failures import BrokenTexts, NanOrigin, describe_failure
 from attnscope.studies.inputs.texts import (
     Progress,
     ReportProgress,
@@ -63,7 +63,7 @@ class PartialSums:
     n_texts: int = 0
     n_tokens: int = 0
     n_chunked: int = 0
-    broken: dict[int, BrokenAt] = field(default_factory=dict)
+    broken: dict[int, NanOrigin] = field(default_factory=dict)
     left_out: BrokenTexts = BrokenTexts()
     n_halved: int = 0
     unknown: UnknownWords = UnknownWords()
@@ -167,7 +167,7 @@ class CorpusRun(Generic[P]):
         done: The merged parts of all blocks that were measured.
         complete: Whether the loop came to the end of the corpus.
         lost: The blocks that were given up since their workers died, each as an entry for `problems` of a corpus.
-        failures: The failure that ended the loop, as `failure` describes it; empty = there was none.
+        failures: The failure that ended the loop, as `describe_failure` describes it; empty = there was none.
         error: The exception of that failure; None = there was none.
         notes: Sentences on an interruption and on halved batches, for a reader of the result.
         n_copies: How many texts were left out as copies of earlier ones.
@@ -183,7 +183,7 @@ class CorpusRun(Generic[P]):
 
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
         """Return the texts that were not studied, as entries for `problems` in the `corpus` of a record."""
-        return [*self.lost, *self.done.left_out.problems(info)]
+        return [*self.lost, *self.done.left_out.list_problems(info)]
 
     def about(self, info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         """Return what a record holds as its `run`: the model, notes and failures."""
@@ -318,7 +318,7 @@ def run_blocks(
         if not sums.n_texts:
             raise
         result.error = error
-        result.failures.append(failure(step, error))
+        result.failures.append(describe_failure(step, error))
         result.complete = False
     # Workers may have finished later blocks while an earlier one was not done: these count too.
     has_gap = sums.add_waiting()
@@ -422,7 +422,7 @@ def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
     # List unknown words in the order of the corpus, not in that of the batches.
     if measurer.tokenizer is not None:
         items = sorted(chain(*batches), key=lambda item: item.text_index)
-        part.unknown = UnknownWords.of(measurer.tokenizer, [item.tokens for item in items])
+        part.unknown = UnknownWords.find(measurer.tokenizer, [item.tokens for item in items])
     n_tokens = sum(map(padded_size, batches))
     n_done = 0
     for batch in batches:
@@ -439,7 +439,7 @@ def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
     finished = measurer.finish(part)
     merged_fields = finished.lasting_fields() | {
         "broken": {},
-        "left_out": BrokenTexts.of(block.texts, part.broken),
+        "left_out": BrokenTexts.select(block.texts, part.broken),
         "n_halved": int(measurer.halver.max_batch_tokens is not None),
     }
     return type(part)(**merged_fields)

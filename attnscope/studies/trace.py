@@ -22,7 +22,7 @@ from attnscope.models.model import Model
 from attnscope.questions.trace import HEAD_STEPS, INPUTS, Trace, TraceOptions
 from attnscope.results.table import Table
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.reading import Prompt, position_of
+from attnscope.studies.inputs.reading import Prompt, find_position
 from attnscope.studies.one_layer import array_of, read_layer
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def trace(
     query_position = None
     traced = list(range(len(queries)))
     if query is not None:
-        query_position = position_of(query, queries, "--query")
+        query_position = find_position(query, queries, "--query")
         traced = [query_position]
     # The scores of a long text are too much to read, and may be too much for the memory.
     n_scores = len(traced) * len(keys) * len(chosen)

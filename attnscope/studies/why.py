@@ -18,7 +18,7 @@ from attnscope.models.model import Model
 from attnscope.questions.why import Why
 from attnscope.results.table import Floats, Table
 from attnscope.results.tokens import Tokens
-from attnscope.studies.inputs.reading import Prompt, position_of
+from attnscope.studies.inputs.reading import Prompt, find_position
 from attnscope.studies.one_layer import OneLayer, array_of, read_layer
 
 ROUNDING = 16
@@ -67,11 +67,11 @@ def why(
     layer_run = read_layer(model, text, layer, kind, [head])
     queries = layer_run.queries
     keys = layer_run.keys
-    query_position = position_of(query, queries, "--query")
+    query_position = find_position(query, queries, "--query")
     row = _row_of(model, layer_run, query_position)
     key_position = _strongest_key(row, keys, layer_run.layer_key[0])
     if key is not None:
-        key_position = position_of(key, keys, "--key")
+        key_position = find_position(key, keys, "--key")
     if not row.may[key_position]:
         hint = "choose a key that the query may attend to"
         if key_position > query_position:

@@ -25,7 +25,7 @@ from attnscope.models.model import PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
 from attnscope.results.table import Floats
 from attnscope.studies.ablate.reading import BatchReader, ReadBatch, TextRow
-from attnscope.studies.failures import BrokenAt, broken_rows
+from attnscope.studies.failures import NanOrigin, find_broken_rows
 from attnscope.studies.inputs.texts import ReportProgress, Texts
 from attnscope.studies.run import STEP, BatchHalver, CorpusRun, Measurer, PartialSums, run
 from attnscope.studies.workers import Workers
@@ -42,7 +42,7 @@ BLOCK = 32
 DONORS = 8
 """For resample ablation: how many other texts' outputs replace a head's output, one text after the other."""
 
-Measured = tuple[Floats, Mapping[int, BrokenAt]]
+Measured = tuple[Floats, Mapping[int, NanOrigin]]
 """Numbers of each row, (row, …); and by the index of a row, the layer where its queries or keys are not finite."""
 
 HeadOutputs = Mapping[LayerKey, Tensor]
@@ -67,7 +67,7 @@ class AblationSums(PartialSums):
     whole: RunningSums = field(default_factory=RunningSums)
     _rows: dict[int, list[tuple[TextRow, Floats]]] = field(default_factory=dict)
 
-    def add_row(self, row: TextRow, numbers: Floats, broken_at: BrokenAt | None) -> None:
+    def add_row(self, row: TextRow, numbers: Floats, broken_at: NanOrigin | None) -> None:
         """Add the numbers of a row, (…); drop its text if the row is broken at a layer, or a number is not finite."""
         if broken_at is not None:
             self.broken.setdefault(row.text_index, broken_at)
@@ -362,11 +362,11 @@ class AblationMeasurer(RowMeasurer):
                 rows = 1 + np.array(cut_indices)
                 numbers[rows] = _numbers_by_row(read, hidden_without - whole, logs, whole_logs)
         # A row is broken where its queries or keys are not all finite, which `rerun` knows by kind and layer, (row,).
-        # `broken_rows` looks for numbers that are not finite, so write NaN there.
+        # `find_broken_rows` looks for numbers that are not finite, so write NaN there.
         broken: dict[str, dict[int, Tensor]] = {}
         for kind, by_layer in rerun.are_finite.items():
             broken[kind] = {layer: torch.where(fine, 0, torch.nan) for layer, fine in by_layer.items()}
-        return numbers.swapaxes(0, 1), broken_rows(broken)
+        return numbers.swapaxes(0, 1), find_broken_rows(broken)
 
     def _patches(self, cut_indices: Sequence[int], read: ReadBatch) -> HeadPatcher:
         """Return the patches for a batch that is repeated once per cut: each repeat lacks the heads of its cut."""

@@ -27,7 +27,7 @@ from attnscope.questions.atlas import KEPT_MASS, LEFT_OUT, MAX_KEYS
 from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Scores
 from attnscope.studies.atlas.tables import KindTables, ReadText
-from attnscope.studies.heads.measuring import decoder_start, target_of
+from attnscope.studies.heads.measuring import encode_decoder_start, shift_right
 from attnscope.studies.inputs.texts import Progress, ReportProgress, batch_of, special_ids
 from attnscope.studies.run import BatchHalver
 from attnscope.studies.seen import KeptAttention, count_heads, keep_attention
@@ -220,7 +220,7 @@ def read_rows(
         report: Called after each batch.
     """
     # Prepare the tables by the texts of the sample.
-    start = decoder_start(model)
+    start = encode_decoder_start(model)
     unit_of = {unit.chunk: unit for unit in units}
     sampled = [chunk for chunk, unit in unit_of.items() if unit.is_sampled]
     others = [chunk for chunk, unit in unit_of.items() if not unit.is_sampled]
@@ -234,7 +234,7 @@ def read_rows(
     def run(batch: Sequence[Chunk]) -> Any:
         """Return the attention on a batch, by kind and layer."""
         tokens = [chunk.tokens for chunk in batch]
-        targets = [] if start is None else [target_of(start, source) for source in tokens]
+        targets = [] if start is None else [shift_right(start, source) for source in tokens]
         return keep_attention(model, batch_of(tokens, targets))
 
     # Read sampled texts first, as far as an interruption allows: the tables need them. A batch that does not
@@ -298,7 +298,7 @@ def _text_of_kind(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
     tokens = chunk.tokens
     asks = ~chunk.repeated
     if kind == "decoder" and start is not None:
-        tokens = target_of(start, tokens)
+        tokens = shift_right(start, tokens)
         asks = np.append(False, asks[:-1])
     return ReadText(tokens, asks)
 

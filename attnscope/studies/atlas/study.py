@@ -22,7 +22,7 @@ from attnscope.results.table import Table, number
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions
 from attnscope.studies.atlas.rows import Example, SecondPass, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_MEANING, AtlasMeasurer, ScoredSums, Scores
-from attnscope.studies.failures import failure
+from attnscope.studies.failures import describe_failure
 from attnscope.studies.heads.study import study_heads
 from attnscope.studies.inputs.texts import AnyTexts, ReportProgress, texts_of
 from attnscope.studies.workers import Workers
@@ -91,7 +91,7 @@ def atlas(
         second_pass.complete = False
     except Exception as error:
         second_pass = SecondPass()
-        failed = [*findings.run.get("failures", ()), failure("reading the examples", error)]
+        failed = [*findings.run.get("failures", ()), describe_failure("reading the examples", error)]
         findings = replace(findings, run={**findings.run, "failures": failed})
     return _assemble(findings, options, done.scores, second_pass)
 

@@ -42,7 +42,7 @@ from attnscope.results.storage import (
     write_whole,
 )
 from attnscope.studies.batch.options import BatchOptions
-from attnscope.studies.failures import failure
+from attnscope.studies.failures import describe_failure
 from attnscope.studies.inputs.options import WorkerOptions
 from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.studies.inputs.texts import Progress, ReportProgress, share_read, texts_of
@@ -345,7 +345,7 @@ class _Drawer:
                 return self._draw(task, staged)
         except Exception as error:
             # Say any failure in one line, with a hint.
-            entry = failure("", error)
+            entry = describe_failure("", error)
             reason = AttnscopeError(entry["error"], entry["hint"])
             return _failed_text(task.text, str(reason))
 

@@ -37,7 +37,7 @@ from attnscope.questions.compare import Comparison
 from attnscope.questions.map_changes import renormalise
 from attnscope.results.table import HEADS, Table
 from attnscope.studies.compare.options import CompareOptions
-from attnscope.studies.failures import BrokenAt
+from attnscope.studies.failures import NanOrigin
 from attnscope.studies.inputs.texts import AnyTexts, ReportProgress, batch_of, special_ids, texts_of
 from attnscope.studies.run import Measurer, PartialSums, run
 from attnscope.studies.seen import count_heads, keep_attention
@@ -292,7 +292,7 @@ class PairMeasurer(Measurer[PairPart]):
             small_batches += [batch[i : i + max_texts] for i in range(0, len(batch), max_texts)]
         return small_batches
 
-    def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | BrokenAt]]:
+    def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | NanOrigin]]:
         """Return the heads of each model; and for each chunk its sums, as `_sum` returns them.
 
         A broken chunk, for which a weight is NaN or infinite, has the kind and layer of that weight instead of sums.
@@ -306,7 +306,7 @@ class PairMeasurer(Measurer[PairPart]):
         return heads, [self._sum(attentions, row, chunk) for row, chunk in enumerate(batch)]
 
     def add(
-        self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | BrokenAt]]
+        self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | NanOrigin]]
     ) -> None:
         """Add the chunks of a batch; leave out texts on which a model computes NaN or infinity."""
         heads, results = result
@@ -331,7 +331,7 @@ class PairMeasurer(Measurer[PairPart]):
                 part.divergences[heads] = RunningSums(divergences.shape[1:])
             part.divergences[heads].add(divergences, counts)
 
-    def _sum(self, attentions: Sequence[_Attention], row: int, chunk: Chunk) -> Floats | BrokenAt:
+    def _sum(self, attentions: Sequence[_Attention], row: int, chunk: Chunk) -> Floats | NanOrigin:
         """Return the divergences of a chunk summed over queries, and the number of queries, (2, head, head).
 
         If a weight is NaN or infinite, return its kind and layer. `row` is the row of the chunk in the batch.

@@ -32,7 +32,12 @@ from attnscope.studies.describe.features import (
     blocks_of,
     catalogue,
 )
-from attnscope.studies.heads.measuring import decoder_start, log_frequency, target_of, unit_embeddings
+from attnscope.studies.heads.measuring import (
+    encode_decoder_start,
+    log_frequency,
+    look_up_unit_embeddings,
+    shift_right,
+)
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import special_ids
 
@@ -135,7 +140,7 @@ class TextSampler:
         """
         # Cut the texts into chunks, and sort these by hashes of their own.
         special = special_ids(model)
-        start = decoder_start(model)
+        start = encode_decoder_start(model)
         units: list[SampledText] = []
         for *_, text in self._heap:
             tokens = tokens_of(text, model.tokenizer.encode, special)
@@ -143,7 +148,7 @@ class TextSampler:
                 queries = np.flatnonzero(~chunk.repeated)
                 if len(chunk) > 1 and len(queries):
                     digest = hash_text(text, self._seed, chunk.number)
-                    target = None if start is None else target_of(start, chunk.tokens)
+                    target = None if start is None else shift_right(start, chunk.tokens)
                     units.append(SampledText(digest, text, chunk, queries, target=target))
         units.sort(key=lambda unit: (unit.digest, unit.text.index))
         # Keep as many units and queries as time and memory allow; the hash also draws the queries.
@@ -314,7 +319,7 @@ def text_facts(model: Model, tokens: Tokens, counts: Integers, frequent: Integer
     """Return the facts of a text that features need; `frequent` are the ids that `frequent_words` returns."""
     import torch
 
-    batch = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
+    batch = look_up_unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
     embeddings = None if batch is None else batch[0].cpu().numpy()
     is_frequent = np.isin(tokens.ids, frequent)
     return FeatureFacts(tokens, log_frequency(counts, tokens.ids), is_frequent, embeddings)

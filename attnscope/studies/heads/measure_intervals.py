@@ -30,23 +30,25 @@ from attnscope.core.sums import RunningSums
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-MIN_ACTIVE = 0.1
+MIN_ACTIVE_SHARE = 0.1
 """The least share of attention outside sinks at which an `_active` measure has an interval, and may give a role.
 
 It is a share of the attention of those queries that the measure counts, as a head may be active for few queries. An
 induction head, over all queries, leaves 95% and more on sinks: wherever there is nothing to repeat.
 """
 
-NO_SHARES = tuple(name for name, measure in MEASURES.items() if measure.low < 0 or measure.high > 1)
+NON_SHARE_MEASURES = tuple(
+    name for name, measure in MEASURES.items() if measure.low < 0 or measure.high > 1
+)
 """Measures that may be below 0 or above 1, such as distances; all others are taken as shares."""
 
-_HITS = ("rarest_token",)
+_HIT_MEASURES = ("rarest_token",)
 """Shares of queries: each query counts 1 or 0. Other shares are of attention, so a query counts anything in between."""
 
-_MEANS = ("relative_entropy",)
+_MEAN_MEASURES = ("relative_entropy",)
 """Means from 0 to 1 that are a share of nothing."""
 
-_OF_WHOLE_TEXTS = ("resting", "punctuation", "distance_tokens", "signed_distance_tokens")
+_TEXT_LEVEL_MEASURES = ("resting", "punctuation", "distance_tokens", "signed_distance_tokens")
 """Measures that differ more between texts than within them, so that their intervals count texts as the units.
 
 How much a head leaves on sinks depends on what a text offers it, and distances on the length of the text. A decoder's
@@ -55,7 +57,7 @@ head that rests on the first token always attends to punctuation in the few text
 If their queries depended on each other as those of other measures do (`DEPENDENCE`), the intervals from ten texts would
 hold in 85% of draws at worst for `resting` and in 82% for distances; those from 40 texts in 68% for `punctuation`."""
 
-_OF_SOME_QUERIES = tuple(
+_SOME_QUERY_MEASURES = tuple(
     name
     for name, measure in MEASURES.items()
     if isinstance(measure.family, PairMeasure) and measure.family.is_set and not measure.family.offsets
@@ -66,17 +68,17 @@ that have such a key count.
 In web text an eighth of the queries have an earlier copy, but in texts such as "______" and "dancing!!!!!!!" all do.
 One such text weighs as much as eight others, and its value is often near 1."""
 
-_FAR = 4.5
+_MAX_DISTANCE_RATIO = 4.5
 """The largest distance in unseen texts, in multiples of the mean distance of uniform attention.
 
 In a text of the mean length, the farthest token is at three times the mean distance if heads look to both sides, and at
 twice the mean distance if they look to one side. Some texts are several times as long."""
 
-_RARE = 1.25
+_MAX_RARITY_RATIO = 1.25
 """The largest rarity in unseen texts, in multiples of that of uniform attention. In 258 sentences times 270 heads, the
 largest multiple is 1.27."""
 
-SIMILAR = 0.75
+MAX_UNSEEN_SIMILARITY = 0.75
 """The largest similarity of query and key in unseen texts (with a minus: the least). In 300 texts times 72 heads, 99.9%
 are below it."""
 
@@ -86,9 +88,9 @@ class MeasureKinds(NamedTuple):
 
     Attributes:
         are_shares: Measures from 0 to 1; some of them are means or hits.
-        are_hits: Shares of queries, see `_HITS`.
-        are_means: Means, see `_MEANS`.
-        are_of_some_queries: See `_OF_SOME_QUERIES`.
+        are_hits: Shares of queries, see `_HIT_MEASURES`.
+        are_means: Means, see `_MEAN_MEASURES`.
+        are_of_some_queries: See `_SOME_QUERY_MEASURES`.
         dependence: How much the queries of a text depend on each other, as `core.intervals.independent_units` takes it:
             1 = a text is one unit, however many queries it has.
     """
@@ -112,8 +114,8 @@ def measure_intervals(
 
     - A share of the attention of some queries may count all queries of an unseen text, and be 1 there. (It may be 0
       too, but rarely is: the low end holds without allowing for that.)
-    - Measures that are no shares, and means, may have any value in the range of `_range`.
-    - If a head has less than MIN_ACTIVE of its attention outside sinks, a few texts hold all that an `_active`
+    - Measures that are no shares, and means, may have any value in the range of `_unseen_range`.
+    - If a head has less than MIN_ACTIVE_SHARE of its attention outside sinks, a few texts hold all that an `_active`
       measure counts, and the sample may lack them. Then a share may be 0 or 1 in unseen texts, and other measures have
       no interval.
 
@@ -127,7 +129,7 @@ def measure_intervals(
         The low and the high ends, (…, measure); NaN where there is no interval.
     """
     sample = sums.sample()
-    kinds = kinds_of(names)
+    kinds = classify_measures(names)
 
     # Intervals from the texts that were seen. Their shares allow already for unseen units; means are no shares.
     low, high = mean_interval(sample)
@@ -138,15 +140,15 @@ def measure_intervals(
     high = np.where(kinds.are_shares, high_of_shares, high)
 
     # Shares: what part of the count may be in unseen texts whose value is 0, and what part in those whose value is 1.
-    unseen_weight, active_share = _weights(sample, names, units, kinds)
-    is_active = active_share >= MIN_ACTIVE
+    unseen_weight, active_share = _unseen_weights(sample, names, units, kinds)
+    is_active = active_share >= MIN_ACTIVE_SHARE
     weight_at_0 = np.where(is_active, 0.0, unseen_weight)
     at_least_full = np.fmax(weight_at_0, _weight_of_full_texts(sample))
     weight_at_1 = np.where(kinds.are_of_some_queries, at_least_full, weight_at_0)
     of_shares = np.stack(allow_share_for_unseen(sample.ratio, low, high, weight_at_0, weight_at_1))
 
     # Other measures: by the range of their values in unseen texts, (end, …, measure).
-    lowest, highest = _range(names, uniform)
+    lowest, highest = _unseen_range(names, uniform)
     of_others = np.stack(allow_for_unseen(sample.ratio, low, high, unseen_weight, lowest, highest))
     of_others = np.where(is_active, of_others, np.nan)
     of_others = np.where(kinds.are_means, np.clip(of_others, 0, 1), of_others)
@@ -154,19 +156,19 @@ def measure_intervals(
     return low, high
 
 
-def kinds_of(names: Sequence[str]) -> MeasureKinds:
+def classify_measures(names: Sequence[str]) -> MeasureKinds:
     """Return what kind of number each measure is, whole or `_active`."""
     whole_names = [name.removesuffix("_active") for name in names]
     return MeasureKinds(
-        are_shares=~np.isin(whole_names, NO_SHARES),
-        are_hits=np.isin(names, _HITS),
-        are_means=np.isin(names, _MEANS),
-        are_of_some_queries=np.isin(whole_names, _OF_SOME_QUERIES),
-        dependence=np.where(np.isin(whole_names, _OF_WHOLE_TEXTS), 1.0, DEPENDENCE),
+        are_shares=~np.isin(whole_names, NON_SHARE_MEASURES),
+        are_hits=np.isin(names, _HIT_MEASURES),
+        are_means=np.isin(names, _MEAN_MEASURES),
+        are_of_some_queries=np.isin(whole_names, _SOME_QUERY_MEASURES),
+        dependence=np.where(np.isin(whole_names, _TEXT_LEVEL_MEASURES), 1.0, DEPENDENCE),
     )
 
 
-def _weights(
+def _unseen_weights(
     sample: TextSums, names: Sequence[str], units: Floats | float, kinds: MeasureKinds
 ) -> tuple[Floats, Floats]:
     """Return the weight of unseen texts for each measure, and its active share, (…, measure) each.
@@ -199,7 +201,7 @@ def _weight_of_full_texts(sample: TextSums) -> Floats:
     return weight_of_unseen(unseen_share(n_texts, RARELY), divide(sample.total, all_queries))
 
 
-def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
+def _unseen_range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
     """Return the least and the largest value that measures may have in unseen texts, (…, measure) each."""
     # Between 0 and the value of uniform attention, except for the measures below.
     lowest = np.fmin(uniform, 0.0)
@@ -207,16 +209,16 @@ def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
     for column, name in enumerate(names):
         unsigned = name.removeprefix("signed_")
         if unsigned != name and unsigned in names:
-            far = _FAR * uniform[..., names.index(unsigned)]
+            far = _MAX_DISTANCE_RATIO * uniform[..., names.index(unsigned)]
             lowest[..., column] = uniform[..., column] - far
             highest[..., column] = uniform[..., column] + far
         elif "distance" in name:
-            highest[..., column] *= _FAR
+            highest[..., column] *= _MAX_DISTANCE_RATIO
         elif name.startswith("rarity"):
-            highest[..., column] *= _RARE
+            highest[..., column] *= _MAX_RARITY_RATIO
         elif name.startswith("similar_token"):
-            lowest[..., column] = -SIMILAR
-            highest[..., column] = SIMILAR
+            lowest[..., column] = -MAX_UNSEEN_SIMILARITY
+            highest[..., column] = MAX_UNSEEN_SIMILARITY
     return lowest, highest
 
 

@@ -23,7 +23,7 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, TextBlock, block_batches
 from attnscope.models.model import Model
 from attnscope.plugins import token_sets
 from attnscope.results.tokens import Tokens
-from attnscope.studies.failures import broken_rows
+from attnscope.studies.failures import find_broken_rows
 from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.run import Measurer, PartialSums
 
@@ -42,7 +42,7 @@ ChunkKey = tuple[int, int]
 
 PAIR_MEASURES = ("same_token", "induction")
 """Measures of links between two tokens. In repetitive text, a head that always attends to the token five before the
-query would score on them too, so `pair_hits` counts what each fixed offset scores."""
+query would score on them too, so `count_offset_hits` counts what each fixed offset scores."""
 
 OFFSETS = tuple(range(-8, 9))
 """The fixed offsets that are tried: the position of the key minus that of the query, in tokens."""
@@ -116,11 +116,11 @@ class HeadSums(PartialSums):
     share once.
 
     Attributes:
-        tallies: The sums by kind of attention; empty if no text was read to its end.
+        sums_by_kind: The sums by kind of attention; empty if no text was read to its end.
         rows: The rows of attention of sampled queries, by chunk, then by kind of attention.
     """
 
-    tallies: dict[str, KindSums] = field(default_factory=dict)
+    sums_by_kind: dict[str, KindSums] = field(default_factory=dict)
     rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
 
 
@@ -154,7 +154,7 @@ def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats
     return {name: np.where(is_negligible, 0.0, array * weights) for name, array in sums.items()}
 
 
-def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
+def count_offset_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
     """Return what a head scores on PAIR_MEASURES in a text if it always attends to the key at one of OFFSETS.
 
     A key hits for `same_token` if it is another copy of the query's token, and for `induction` if it comes right after
@@ -226,7 +226,7 @@ class BatchResult(NamedTuple):
 
     Attributes:
         sums: Kind of attention -> layer -> the measures.
-        hits: Kind of attention -> the results of `pair_hits`, (hits or counts, chunk, pair measure, offset).
+        hits: Kind of attention -> the results of `count_offset_hits`, (hits or counts, chunk, pair measure, offset).
             Cross-attention has none: between two texts, an offset means nothing.
         rows: For each chunk, kind of attention -> the rows of sampled queries; empty if none are sampled.
     """
@@ -275,7 +275,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         # Some models do not let a probe into their attention: they return whole matrices of weights, on the processor.
         self._is_dense = model.info.path == "eager"
         self._device = "cpu" if self._is_dense else model.info.device
-        self._start = decoder_start(model)
+        self._start = encode_decoder_start(model)
         self._blocks = model.blocks()
 
         self._buffers = Buffers()
@@ -309,7 +309,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             by_unit[kind] = {layer: measured.sum.swapaxes(0, 1) for layer, measured in by_layer.items()}
         longest = max(map(len, batch))
         n_units = math.ceil(longest / unit_queries(longest))
-        for unit, place in broken_rows(by_unit).items():
+        for unit, place in find_broken_rows(by_unit).items():
             part.broken.setdefault(batch[unit // n_units].text_index, place)
         is_whole = np.array([chunk.text_index not in part.broken for chunk in batch])
         if not is_whole.any():
@@ -323,16 +323,16 @@ class HeadMeasurer(Measurer[HeadSums]):
                 name: stack_layers(by_layer, name)[is_added] for name in ("sum", "count", "uniform_sum")
             }
             weighed = weigh_units(weights.repeat(n_units)[is_added], sums)
-            if kind not in part.tallies:
+            if kind not in part.sums_by_kind:
                 names = next(iter(by_layer.values())).names
                 n_heads = weighed["sum"].shape[2]
-                part.tallies[kind] = KindSums.empty(kind, sorted(by_layer), n_heads, names)
-            tally = part.tallies[kind]
-            tally.measures.add(weighed["sum"], weighed["count"])
-            tally.uniform.add(weighed["uniform_sum"], weighed["count"])
+                part.sums_by_kind[kind] = KindSums.empty(kind, sorted(by_layer), n_heads, names)
+            kind_sums = part.sums_by_kind[kind]
+            kind_sums.measures.add(weighed["sum"], weighed["count"])
+            kind_sums.uniform.add(weighed["uniform_sum"], weighed["count"])
             if kind in result.hits:
                 hits, counts = result.hits[kind] * weights[:, None, None]
-                tally.pairs.add(hits[is_whole], counts[is_whole])
+                kind_sums.pairs.add(hits[is_whole], counts[is_whole])
 
         # Keep the rows of sampled queries, and count tokens and texts.
         for row in np.flatnonzero(is_whole).tolist():
@@ -343,12 +343,12 @@ class HeadMeasurer(Measurer[HeadSums]):
             if part.count_row(chunk.text_index, chunk.n_chunks):
                 part.n_texts += 1
                 part.n_chunked += chunk.n_chunks > 1
-                for tally in part.tallies.values():
-                    tally.text_weights.add(weights[row], 1.0)
+                for kind_sums in part.sums_by_kind.values():
+                    kind_sums.text_weights.add(weights[row], 1.0)
 
     def finish(self, part: HeadSums) -> HeadSums:
         """Return the sums of a block; without any text that was read to its end, they lose the tallies of chunks."""
-        return part if part.n_texts else replace(part, tallies={}, n_tokens=0)
+        return part if part.n_texts else replace(part, sums_by_kind={}, n_tokens=0)
 
     def measure(self, batch: Sequence[Chunk]) -> BatchResult:
         """Return the measures of a batch of chunks, and the rows of its sampled queries."""
@@ -367,13 +367,13 @@ class HeadMeasurer(Measurer[HeadSums]):
         # The decoder of an encoder-decoder reads the text one token later, after its start token.
         targets: list[Tokens] = []
         if self._start is not None:
-            targets = [target_of(self._start, text) for text in tokens]
+            targets = [shift_right(self._start, text) for text in tokens]
             texts["decoder"] = targets, [np.append(False, of_text[:-1]) for of_text in repeated]
         hits = {}
         facts = {}
         for kind, (texts_of_kind, contexts) in texts.items():
             of_texts = [
-                pair_hits(text.ids, kind == "decoder", context)
+                count_offset_hits(text.ids, kind == "decoder", context)
                 for text, context in zip(texts_of_kind, contexts, strict=True)
             ]
             hits[kind] = np.stack(of_texts, 1)
@@ -441,7 +441,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         may_be_rarest = real & ~special & (np.arange(ids.shape[1]) > 0)
         candidates = np.where(may_be_rarest, frequency, np.inf)
         rarest = may_be_rarest & (candidates == candidates.min(1, keepdims=True))
-        embeddings = unit_embeddings(self._model, tensor(ids))
+        embeddings = look_up_unit_embeddings(self._model, tensor(ids))
         if embeddings is not None:
             embeddings = embeddings.to(self._device)
         context = None
@@ -453,7 +453,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             ids=tensor(ids),
             cls=tensor(opening),
             sep=tensor(special & ~opening),
-            punctuation=flags(_punctuation),
+            punctuation=flags(_find_punctuation),
             log_frequency=tensor(frequency),
             embeddings=embeddings,
             rarest=tensor(rarest),
@@ -462,7 +462,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         )
 
 
-def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
+def look_up_unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
     """Return the static embeddings of tokens, scaled to length 1, so that their products are cosines.
 
     Args:
@@ -479,7 +479,7 @@ def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
     return None if rows is None else normalize(rows.float(), dim=-1, eps=finfo(float32).tiny)
 
 
-def _punctuation(tokens: Tokens) -> Flags:
+def _find_punctuation(tokens: Tokens) -> Flags:
     """Return which tokens hold punctuation or symbols alone, (token,); marks of word pieces and spaces do not count."""
     is_punctuation = np.zeros(len(tokens), np.bool_)
     for position, label in enumerate(tokens.labels):
@@ -493,7 +493,7 @@ def _punctuation(tokens: Tokens) -> Flags:
 # What the decoder of an encoder-decoder reads
 
 
-def decoder_start(model: Model) -> Tokens | None:
+def encode_decoder_start(model: Model) -> Tokens | None:
     """Return the start token of the decoder of an encoder-decoder, as a text of one token; None where none writes."""
     if len(model.info.kinds) == 1 or model.text_generator is None:
         return None
@@ -501,11 +501,11 @@ def decoder_start(model: Model) -> Tokens | None:
     return model.text_generator.encode_target("a").take(np.arange(1))
 
 
-def target_of(start: Tokens, tokens: Tokens) -> Tokens:
+def shift_right(start: Tokens, tokens: Tokens) -> Tokens:
     """Return what the decoder of an encoder-decoder reads while it writes the same text that the encoder read.
 
     Args:
-        start: The start token of the decoder, from `decoder_start`.
+        start: The start token of the decoder, from `encode_decoder_start`.
         tokens: The text.
 
     Returns:

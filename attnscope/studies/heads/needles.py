@@ -27,14 +27,14 @@ from attnscope.questions.heads import ALL_LENGTHS, ROLES, Heads, heads_table
 from attnscope.report.wording import NEEDLES
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Column, Estimate, Table
-from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
+from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, format_percent
 from attnscope.studies.heads.roles import (
     CRITERIA,
-    FIRM_FROM_TEXTS,
     LEVEL,
     MARGIN,
+    MIN_FIRM_TEXTS,
     MIN_MARGIN,
-    TESTED_FROM_TEXTS,
+    MIN_TESTED_TEXTS,
 )
 from attnscope.studies.inputs.texts import (
     AnyTexts,
@@ -46,10 +46,10 @@ from attnscope.studies.inputs.texts import (
 )
 from attnscope.studies.run import Measurer, PartialSums, run_blocks
 
-PASS_TOKENS = 8192
+MAX_PASS_TOKENS = 8192
 """The most tokens of a forward pass, unless one text alone has more."""
 
-_HAYSTACKS_READ = 8
+_N_HAYSTACKS_READ = 8
 """How much of a corpus is read, in multiples of the longest haystack: each haystack is a random part of it."""
 
 Numbers = NDArray[np.int64]
@@ -110,17 +110,17 @@ def retrieval_heads(
     for length in options.lengths:
         require_length(model.info, length)
     texts = None if corpus is None else texts_of(corpus)
-    hay = _make_hay(model, texts, options)
+    hay = _make_haystack(model, texts, options)
     # Make a needle of each length now, so that errors come before the model runs.
     for length in options.lengths:
-        next(_needles(hay, options, length))
+        next(_make_needles(hay, options, length))
 
     # Read all needles, as many at once as a pass takes.
     n_needles = len(options.lengths) * options.n
     needle_run = run_blocks(
         NeedleMeasurer,
         (model,),
-        _blocks(hay, options),
+        _make_blocks(hay, options),
         NeedleSums(),
         report=report,
         share=lambda block: (block.texts[-1].index + 1) / n_needles,
@@ -132,8 +132,8 @@ def retrieval_heads(
         raise KeyboardInterrupt
 
     # Test the scores, and fill the tables.
-    tables = _judge(done, options)
-    tables["written"] = _written_table(done)
+    tables = _test_heads(done, options)
+    tables["written"] = _make_written_table(done)
     notes = []
     copied = float(tables["written"]["copied"][0])
     if copied < options.threshold:
@@ -154,7 +154,7 @@ def retrieval_heads(
 # Needles
 
 
-def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ...]]:
+def read_vocabulary(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ...]]:
     """Return three lists of token ids: a model's ordinary tokens, and the special ones before and after any text.
 
     Raises:
@@ -171,7 +171,7 @@ def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ..
     return ordinary, tuple(ids[:first]), tuple(ids[last + 1 :])
 
 
-def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> NeedleSource:
+def _make_haystack(model: Model, corpus: Texts | None, options: NeedleOptions) -> NeedleSource:
     """Return the haystack from which texts are cut, and the tokens of which needles are made.
 
     Raises:
@@ -179,7 +179,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Nee
     """
     tokenizer = model.tokenizer
     special = special_ids(model)
-    ordinary, before, _ = vocabulary_of(model)
+    ordinary, before, _ = read_vocabulary(model)
     if corpus is None:
         return NeedleSource(ordinary, before=before)
 
@@ -187,7 +187,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Nee
         return [token for token in tokenizer.encode(text).ids.tolist() if token not in special]
 
     # Join the texts of the corpus until they are long enough for every haystack.
-    n_wanted = _HAYSTACKS_READ * max(options.lengths)
+    n_wanted = _N_HAYSTACKS_READ * max(options.lengths)
     ids: list[int] = []
     for text in corpus:
         if text.text is None:
@@ -205,7 +205,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Nee
     )
 
 
-def _needles(hay: NeedleSource, options: NeedleOptions, length: int) -> Iterator[Needle]:
+def _make_needles(hay: NeedleSource, options: NeedleOptions, length: int) -> Iterator[Needle]:
     """Yield the needles of one length."""
     return needle_probe(hay, options.n, options.depths, length, options.seed, answer=options.answer)
 
@@ -227,20 +227,20 @@ class _NeedleText:
         return len(self.needle)
 
 
-def _blocks(hay: NeedleSource, options: NeedleOptions) -> Iterator[TextBlock]:
+def _make_blocks(hay: NeedleSource, options: NeedleOptions) -> Iterator[TextBlock]:
     """Yield all needles in blocks. The needles of a block are of one length, and as many as fit into a pass."""
     indexes = count()
     for length in options.lengths:
         # The needles come first in `map`: where they end, it takes no index.
-        texts: Iterator[Any] = map(_NeedleText, _needles(hay, options, length), indexes)
-        while of_block := tuple(islice(texts, max(1, PASS_TOKENS // length))):
+        texts: Iterator[Any] = map(_NeedleText, _make_needles(hay, options, length), indexes)
+        while of_block := tuple(islice(texts, max(1, MAX_PASS_TOKENS // length))):
             yield TextBlock(of_block[0].index, of_block)
 
 
 # The model's behaviour on needles
 
 
-class _Behaviour(NamedTuple):
+class _NeedleResult(NamedTuple):
     """Hold what a model and its heads do on one needle.
 
     Attributes:
@@ -268,7 +268,7 @@ class _Behaviour(NamedTuple):
 class NeedleSums(PartialSums):
     """Hold what a model and its heads do on each needle that was read."""
 
-    needles: tuple[_Behaviour, ...] = ()
+    needles: tuple[_NeedleResult, ...] = ()
 
 
 class NeedleMeasurer(Measurer[NeedleSums]):
@@ -286,7 +286,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         """Return all needles of a block together."""
         return [block.texts]
 
-    def measure(self, batch: Sequence[_NeedleText]) -> list[_Behaviour]:
+    def measure(self, batch: Sequence[_NeedleText]) -> list[_NeedleResult]:
         """Return what the model and its heads do on each needle; all texts are of one length."""
         import torch
 
@@ -318,9 +318,9 @@ class NeedleMeasurer(Measurer[NeedleSums]):
             # Compare as (needle, head, 2, token), and count the tokens.
             is_hit = of_layer.numpy()[:, :, None] == positions[:, None]
             copied[:, layer, : of_layer.shape[1]] = (is_hit & written[:, None, None]).sum(-1)
-        return list(map(_Behaviour, needles, written, copied, is_finite))
+        return list(map(_NeedleResult, needles, written, copied, is_finite))
 
-    def add(self, part: NeedleSums, batch: Sequence[_NeedleText], result: list[_Behaviour]) -> None:
+    def add(self, part: NeedleSums, batch: Sequence[_NeedleText], result: list[_NeedleResult]) -> None:
         """Add needles, without those on which the model computes NaN or infinity."""
         for text, behaviour in zip(batch, result, strict=True):
             if behaviour.is_finite:
@@ -328,20 +328,20 @@ class NeedleMeasurer(Measurer[NeedleSums]):
                 part.n_tokens += len(text)
                 part.needles += (behaviour,)
             else:
-                # This says: in the last hidden states of the unchanged model, see `failures.Place`.
+                # This says: in the last hidden states of the unchanged model, see `failures.NanOrigin`.
                 part.broken[text.index] = ("", None)
 
 
 # Conclusions
 
 
-def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
+def _test_heads(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     """Return the table `heads`, with the scores of all heads, and `roles`, of those that pass the test."""
     names = options.measure_names
     # From (needle, layer, head, 2) to (needle, head, 2).
     copied = np.stack([behaviour.copied for behaviour in done.needles])
     layers, heads = np.nonzero(copied[0, :, :, 0] >= 0)
-    sums, uniform = _add_up(done, names, copied[:, layers, heads])
+    sums, uniform = _sum_over_needles(done, names, copied[:, layers, heads])
 
     # The test, (head,): the score is above the threshold, and by a margin above the decoy and chance.
     values = sums.ratio()
@@ -354,7 +354,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), MIN_MARGIN))
     n_texts = sums.sample().n_texts[:, score]
     p = sums[:, score].share_p_above(limit, hits=True, dependence=1)
-    p = np.where(n_texts < TESTED_FROM_TEXTS, np.nan, p)
+    p = np.where(n_texts < MIN_TESTED_TEXTS, np.nan, p)
     q = benjamini_hochberg(p)
 
     has_role = q <= LEVEL
@@ -382,14 +382,16 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
                 "threshold": options.threshold,
                 "p": p[head],
                 "q": q[head],
-                "tentative": min(n_texts[head], done.n_texts) < FIRM_FROM_TEXTS,
+                "tentative": min(n_texts[head], done.n_texts) < MIN_FIRM_TEXTS,
                 "effective_texts": n_texts[head],
             }
         )
     return {"heads": table, "roles": Table.of(ROLES, roles)}
 
 
-def _add_up(done: NeedleSums, names: Sequence[str], copied: Numbers) -> tuple[RunningSums, RunningSums]:
+def _sum_over_needles(
+    done: NeedleSums, names: Sequence[str], copied: Numbers
+) -> tuple[RunningSums, RunningSums]:
     """Return the sums of the measures over needles: those of heads, (head, measure), and those of chance, (1, measure).
 
     Args:
@@ -400,7 +402,7 @@ def _add_up(done: NeedleSums, names: Sequence[str], copied: Numbers) -> tuple[Ru
     # How many tokens of each needle a measure counts, (needle, 1, measure). A score at a depth counts needles there.
     counts = np.zeros((len(done.needles), 1, len(names)))
     for row, behaviour in enumerate(done.needles):
-        at_depth = f"retrieval_at_{write_percent(behaviour.needle.depth)}"
+        at_depth = f"retrieval_at_{format_percent(behaviour.needle.depth)}"
         counts[row] = np.isin(names, ["retrieval", "decoy", at_depth]) * len(behaviour.written)
     # The measure "decoy" is of what heads copy from the decoy, all others of what they copy from the needle.
     needle_or_decoy = (np.array(names) == "decoy").astype(np.int64)
@@ -413,7 +415,7 @@ def _add_up(done: NeedleSums, names: Sequence[str], copied: Numbers) -> tuple[Ru
     return sums, uniform
 
 
-def _written_table(done: NeedleSums) -> Table:
+def _make_written_table(done: NeedleSums) -> Table:
     """Return the share of needle tokens that the model writes: a row for all needles, and one per length and depth."""
     # Group needles by (length, depth); the group of all comes first, as ALL_LENGTHS is less than any length.
     groups = {(ALL_LENGTHS, np.nan): [behaviour.written for behaviour in done.needles]}

@@ -22,10 +22,10 @@ from attnscope.options import (
 RETRIEVAL = "retrieval"
 """The role of a head that copies needles: words that are hidden in a long text, see `NeedleOptions`."""
 
-THRESHOLD = 0.1
+RETRIEVAL_THRESHOLD = 0.1
 """The score from which a head has that role (Wu et al. 2024, section 2)."""
 
-MAX_TOKENS = 1 << 20
+MAX_NEEDLE_TEXT_TOKENS = 1 << 20
 """The largest length of a text with a needle, in tokens: a larger one is a typing error, and would run for days."""
 
 
@@ -115,7 +115,7 @@ class HeadsOptions:
                 )
 
 
-def write_percent(depth: float) -> str:
+def format_percent(depth: float) -> str:
     """Return a depth from 0 to 1 in per cent, as the names of measures by depth contain it: "12.5" for 0.125."""
     return f"{100 * depth:g}"
 
@@ -152,7 +152,7 @@ class NeedleOptions:
     )
     threshold: float = option(
         "The score from which a head is one of retrieval, from 0 to 1.",
-        default=THRESHOLD,
+        default=RETRIEVAL_THRESHOLD,
         least=0,
         most=1,
         python_only=True,
@@ -166,9 +166,10 @@ class NeedleOptions:
             UsageError: A number is out of range or comes twice, or there are fewer needles than depths. Depths beyond
                 0 and 1 are refused where needles are made (`corpus.needle_probe`).
         """
-        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MAX_TOKENS:
+        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MAX_NEEDLE_TEXT_TOKENS:
             raise UsageError(
-                f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MAX_TOKENS:,}"
+                f"texts of {list(self.lengths)} tokens",
+                f"lengths are from 1 to {MAX_NEEDLE_TEXT_TOKENS:,}",
             )
         # Two depths are the same if they are written alike, as measures are named by them.
         names = self.measure_names
@@ -183,7 +184,11 @@ class NeedleOptions:
     @property
     def measure_names(self) -> tuple[str, ...]:
         """Return the names of a head's measures: score over all depths, decoy, and score at each depth."""
-        return ("retrieval", "decoy", *(f"retrieval_at_{write_percent(depth)}" for depth in self.depths))
+        return (
+            "retrieval",
+            "decoy",
+            *(f"retrieval_at_{format_percent(depth)}" for depth in self.depths),
+        )
 
 
 @options
@@ -237,7 +242,7 @@ class DescribingOptions:
         return replace(options, describe=describe)
 
 
-def measures_option() -> Any:
+def make_measures_option() -> Any:
     """Return the option `measures` of a command about heads."""
     return option(
         "Also print these measures, such as entropy_nats,window; all: every one. Figures then have a large map "
@@ -267,11 +272,11 @@ class HeadsCommandOptions:
     )
     needles: NeedleOptions = group(NeedleOptions)
     heads: HeadsOptions = group(HeadsOptions)
-    measures: str | None = measures_option()
+    measures: str | None = make_measures_option()
     describing: DescribingOptions = group(DescribingOptions)
     listing: ListingOptions = group(ListingOptions)
 
-    def counted(self) -> tuple[str, ...]:
+    def progress_nouns(self) -> tuple[str, ...]:
         """Return the nouns that the progress line counts, such as "pictures"; empty = its usual ones, for texts."""
         if self.image:
             return "pictures", "patches"

@@ -25,17 +25,22 @@ from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.errors import UsageError
 from attnscope.questions.heads import ROLES, Heads, heads_table
 from attnscope.results.table import Column, Estimate, Table
-from attnscope.studies.heads.measure_intervals import MIN_ACTIVE, divide, kinds_of, measure_intervals
+from attnscope.studies.heads.measure_intervals import (
+    MIN_ACTIVE_SHARE,
+    classify_measures,
+    divide,
+    measure_intervals,
+)
 from attnscope.studies.heads.measuring import PAIR_MEASURES, KindSums
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
 
-FIRM_FROM_TEXTS = 10
+MIN_FIRM_TEXTS = 10
 """With fewer texts, or fewer effective ones, a role is tentative: it has passed the same test, but other texts may
 differ from so few."""
 
-TESTED_FROM_TEXTS = 3
+MIN_TESTED_TEXTS = 3
 """With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
 
 MARGIN = 0.1
@@ -47,9 +52,9 @@ have a role.
 """
 
 REFERENCE_KEYS = 1000
-"""The number of keys for which the threshold of `diffuse` is stated; see `_Judged._diffuse_limit`."""
+"""The number of keys for which the threshold of `diffuse` is stated; see `_RoleTests._diffuse_limit`."""
 
-MIN_KEYS = 8
+MIN_RESCALED_KEYS = 8
 """With fewer keys to a query (in the geometric mean) the threshold of `diffuse` is not rescaled: in so short a text any
 head is few nats from uniform attention."""
 
@@ -58,8 +63,8 @@ MIN_MARGIN = 0.01
 
 CRITERIA = {
     "level": LEVEL,
-    "fewest_texts": FIRM_FROM_TEXTS,
-    "least_texts": TESTED_FROM_TEXTS,
+    "fewest_texts": MIN_FIRM_TEXTS,
+    "least_texts": MIN_TESTED_TEXTS,
     "margin": MARGIN,
 }
 """What roles ask for, as records state it."""
@@ -76,30 +81,31 @@ class RoleRule:
 
     Attributes:
         what: The meaning of the role, in a few words.
-        measures: The measures of which one must be above the threshold, whole or `_active`.
-        threshold: The usual threshold; users may choose another.
-        beats_uniform: Whether the measure must be above its value under uniform attention too.
-        min_defined: The least share of the queries for which the measure must be defined. In a causal layer, a
-            separator at the end of a text is hidden from all tokens but itself; in a layer whose window is a few
-            tokens, the first token is hidden from most queries. Neither says anything about a head.
-        rescale: Whether the threshold is rescaled for the length of the texts (`diffuse` alone), so that it asks the
-            same of short texts and of long ones; see `_Judged._diffuse_limit`.
-        needs_preference: Whether heads that spread evenly over all tokens are left out: if all weights are nearly the
-            same, it means nothing which of them is the largest.
-        is_sink: Whether the role is to rest on a sink, which says nothing of what a head does elsewhere.
+        measures: The measures that may give the role, each whole or `_active`: one of them must be above the threshold.
+        threshold: The default threshold; users may choose another.
+        must_beat_uniform: Whether the measure must also be above its value under uniform attention.
+        min_defined: The least share of the queries for which the measure must be defined. If it is defined for few
+            queries, the reason is the mask, and not the head. For example, in a causal layer a separator at the end of a
+            text is hidden from all other tokens; in a layer with a window of a few tokens, the first token is hidden
+            from most queries.
+        rescales_threshold: Whether the threshold is rescaled for the length of the texts, so that it asks the same of
+            short and long texts. Only `diffuse` does so; see `_RoleTests._diffuse_limit`.
+        excludes_diffuse: Whether diffuse heads cannot have the role. If all weights of a head are nearly the same, it
+            means nothing which weight is the largest.
+        is_sink: Whether the role is to attend to a sink, which says nothing of what a head does elsewhere.
     """
 
     what: str
     measures: tuple[str, ...]
     threshold: float
-    beats_uniform: bool = True
+    must_beat_uniform: bool = True
     min_defined: float = 0.0
-    rescale: bool = False
-    needs_preference: bool = False
+    rescales_threshold: bool = False
+    excludes_diffuse: bool = False
     is_sink: bool = False
 
     @property
-    def tested(self) -> list[str]:
+    def tested_measures(self) -> list[str]:
         """Return the names of the measures that are tested, whole and `_active`."""
         names = []
         for measure in self.measures:
@@ -138,10 +144,14 @@ RULES: dict[str, RoleRule] = {
         "attends to punctuation or separators", ("punctuation", "sep"), 0.5, min_defined=0.5
     ),
     "rare": RoleRule(
-        "has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True
+        "has its largest weight on the rarest token", ("rarest_token",), 0.4, excludes_diffuse=True
     ),
     "diffuse": RoleRule(
-        "spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, rescale=True
+        "spreads over all tokens alike",
+        ("relative_entropy",),
+        0.9,
+        must_beat_uniform=False,
+        rescales_threshold=True,
     ),
     "similar_token": RoleRule(
         "attends to tokens like it, beyond the same token", ("similar_token",), 0.2
@@ -170,17 +180,17 @@ def complete_thresholds(
 
 
 def judge(
-    tallies: Iterable[KindSums], thresholds: Mapping[str, float], n_texts: int
+    all_kind_sums: Iterable[KindSums], thresholds: Mapping[str, float], n_texts: int
 ) -> dict[str, Table]:
     """Return the tables `heads` and `roles` of `questions.heads.Heads`, by kind, layer, head.
 
     Args:
-        tallies: The sums of each kind of attention.
+        all_kind_sums: The sums of each kind of attention.
         thresholds: The threshold of each role.
         n_texts: How many whole texts there are: chunks of one text say how steady a head is in that text alone.
     """
     # One false discovery rate over the heads and roles of all kinds of attention, (head, role).
-    judged = [_Judged(tally, thresholds, n_texts) for tally in tallies]
+    judged = [_RoleTests(kind_sums, thresholds, n_texts) for kind_sums in all_kind_sums]
     p_values = np.concatenate([np.zeros((0, len(RULES))), *(each.role_p for each in judged)])
     q_values = benjamini_hochberg(p_values)
     # The largest p-value at which a role is given: Benjamini-Hochberg's LEVEL * passed / tests. The last factor makes
@@ -203,7 +213,7 @@ def judge(
     return {"heads": heads, "roles": Table.of(ROLES, roles)}
 
 
-def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Column:
+def make_measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Column:
     """Return the column of a measure, whole or `_active`."""
     # An `_active` column has the range and unit of the whole measure.
     measure = measures[name.removesuffix("_active")]
@@ -214,16 +224,16 @@ def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Col
     return Column(name, meaning, measure.unit, (low, high))
 
 
-def effective_texts(tally: KindSums) -> float:
+def effective_texts(kind_sums: KindSums) -> float:
     """Return the effective number of texts, that of the measure that counts most queries; 0 without any."""
     # The counts of `RunningSums`, (layer, head, measure).
-    counts = tally.measures.total("c")
+    counts = kind_sums.measures.total("c")
     if not counts.size:
         return 0.0
-    return float(tally.measures.sample().n_texts.ravel()[counts.argmax()])
+    return float(kind_sums.measures.sample().n_texts.ravel()[counts.argmax()])
 
 
-class _Test(NamedTuple):
+class _RoleTest(NamedTuple):
     """Hold a role, and a measure by which a head may get it.
 
     Attributes:
@@ -244,7 +254,7 @@ class _Test(NamedTuple):
         return self.measure != self.whole
 
 
-class _Judged:
+class _RoleTests:
     """Hold the results of one kind of attention as arrays, with the tests on them, for the heads that have any measure.
 
     Attributes:
@@ -262,36 +272,36 @@ class _Judged:
         role_p: The combined p-values of a role's tests, (head, role); NaN = none could be tested.
     """
 
-    def __init__(self, tally: KindSums, thresholds: Mapping[str, float], n_texts: int) -> None:
-        self.tally = tally
+    def __init__(self, kind_sums: KindSums, thresholds: Mapping[str, float], n_texts: int) -> None:
+        self.kind_sums = kind_sums
         self.thresholds = thresholds
         self.n_texts = n_texts
         # From (layer, head, measure) to heads that have any measure.
-        has_any = ~np.isnan(tally.measures.ratio()).all(-1)
+        has_any = ~np.isnan(kind_sums.measures.ratio()).all(-1)
         self.layers, self.heads = np.nonzero(has_any)
-        measures = tally.measures[has_any]
+        measures = kind_sums.measures[has_any]
         self.sums = measures.total("s")
         self.counts = measures.total("c")
         self.values = measures.ratio()
-        self.uniform = tally.uniform[has_any].ratio()
+        self.uniform = kind_sums.uniform[has_any].ratio()
         # A count stands for so many queries: intervals of shares of queries need their number.
-        units = tally.queries_per_count
-        self.low, self.high = measure_intervals(measures, tally.names, units, self.uniform)
+        units = kind_sums.queries_per_count
+        self.low, self.high = measure_intervals(measures, kind_sums.names, units, self.uniform)
         # The tests: each role by each measure that it may rest on, whole and outside sinks.
-        self.columns = {name: column for column, name in enumerate(tally.names)}
-        self.tests: list[_Test] = []
+        self.columns = {name: column for column, name in enumerate(kind_sums.names)}
+        self.tests: list[_RoleTest] = []
         for role, rule in RULES.items():
-            for name in rule.tested:
+            for name in rule.tested_measures:
                 if name in self.columns:
                     whole = name.removesuffix("_active")
-                    self.tests.append(_Test(role, name, self.columns[name], whole))
+                    self.tests.append(_RoleTest(role, name, self.columns[name], whole))
         self.baselines = np.stack([*map(self._baseline, self.tests)], -1)
         self.limits = np.stack([*map(self._limit, self.tests, self.baselines.T)], -1)
         # Shares, from 0 to 1: the test whose inversion gives their intervals, with the same arguments.
         columns = [test.column for test in self.tests]
-        tested = measures[:, columns]
-        kinds = kinds_of([test.measure for test in self.tests])
-        p_of_shares = tested.share_p_above(
+        test_sums = measures[:, columns]
+        kinds = classify_measures([test.measure for test in self.tests])
+        p_of_shares = test_sums.share_p_above(
             self.limits,
             hits=kinds.are_hits,
             unseen=~kinds.are_means,
@@ -301,10 +311,10 @@ class _Judged:
         # Other measures: Student's t. Their intervals allow for texts of a kind that the sample lacks, and the t-test
         # does not: so p is at least 0.5 unless the whole interval is above the limit.
         min_p = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
-        p_of_others = np.maximum(tested.p_above(self.limits), min_p)
+        p_of_others = np.maximum(test_sums.p_above(self.limits), min_p)
         p = np.where(kinds.are_shares, p_of_shares, p_of_others)
-        self.effective = tested.sample().n_texts
-        self.p = np.where(self.effective < TESTED_FROM_TEXTS, np.nan, p)
+        self.effective = test_sums.sample().n_texts
+        self.p = np.where(self.effective < MIN_TESTED_TEXTS, np.nan, p)
         # One p-value per role: its tests are combined.
         self.role_of_test = np.array([test.role for test in self.tests])
         self.role_p = np.full((len(self.p), len(RULES)), np.nan)
@@ -312,30 +322,30 @@ class _Judged:
             if role in self.role_of_test:
                 self.role_p[:, number] = simes(self.p[:, self.role_of_test == role])
 
-    def _baseline(self, test: _Test) -> Floats:
+    def _baseline(self, test: _RoleTest) -> Floats:
         """Return the largest of all baselines of a test, (head,)."""
         baseline = np.full(len(self.values), np.nan)
-        if RULES[test.role].beats_uniform:
+        if RULES[test.role].must_beat_uniform:
             baseline = self.uniform[:, test.column]
         if test.whole in PAIR_MEASURES:
             # The value for a head that always looks at the best fixed offset, from (pair measure, offset).
-            by_offset = self.tally.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
+            by_offset = self.kind_sums.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
             baseline = np.fmax(baseline, np.fmax.reduce(by_offset))
         if test.whole == "similar_token":
             # Nothing is more like a token than itself and its copies: the mass on these. `ending` is "" or "_active".
             ending = test.measure.removeprefix(test.whole)
-            is_same = np.isin(self.tally.names, [f"self_token{ending}", f"same_token{ending}"])
+            is_same = np.isin(self.kind_sums.names, [f"self_token{ending}", f"same_token{ending}"])
             mass = self.sums[:, is_same].sum(-1)
             baseline = np.fmax(baseline, divide(mass, self.counts[:, test.column]))
         return baseline
 
-    def _limit(self, test: _Test, baseline: Floats) -> Floats:
+    def _limit(self, test: _RoleTest, baseline: Floats) -> Floats:
         """Return the number that the value must exceed, (head,): the threshold, or the baseline plus a margin.
 
         NaN = the head is not tested: it lacks the measure, or does not meet the conditions of the rule.
         """
         rule = RULES[test.role]
-        if rule.rescale:
+        if rule.rescales_threshold:
             return self._diffuse_limit()
         above_baseline = baseline + np.maximum(MARGIN * (1 - baseline), MIN_MARGIN)
         limit: Floats = np.fmax(self.thresholds[test.role], above_baseline)
@@ -345,8 +355,8 @@ class _Judged:
         if rule.is_sink or not test.is_active:
             is_untested |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.min_defined
         if test.is_active:
-            is_untested |= self._share_of(test.column, test.whole, 0.0) < MIN_ACTIVE
-        if rule.needs_preference and "relative_entropy" in self.columns:
+            is_untested |= self._share_of(test.column, test.whole, 0.0) < MIN_ACTIVE_SHARE
+        if rule.excludes_diffuse and "relative_entropy" in self.columns:
             is_untested |= self.values[:, self.columns["relative_entropy"]] > self._diffuse_limit()
         return np.where(is_untested, np.nan, limit)
 
@@ -363,7 +373,7 @@ class _Judged:
             log_keys = self.uniform[:, self.columns["entropy_nats"]]
         # In short texts, the threshold is the relative entropy itself.
         log_reference = math.log(REFERENCE_KEYS)
-        log_keys = np.where(log_keys >= math.log(MIN_KEYS), log_keys, log_reference)
+        log_keys = np.where(log_keys >= math.log(MIN_RESCALED_KEYS), log_keys, log_reference)
         return 1 - (1 - self.thresholds["diffuse"]) * log_reference / log_keys
 
     def _share_of(self, column: int, other: str, missing: float) -> Floats:
@@ -381,18 +391,18 @@ class _Judged:
         resting = np.full(len(self.values), np.nan)
         if "resting" in self.columns:
             resting = self.values[:, self.columns["resting"]]
-        kinds = [self.tally.kind] * len(self.heads)
-        layers = np.array(self.tally.layers, np.int64)[self.layers]
+        kinds = [self.kind_sums.kind] * len(self.heads)
+        layers = np.array(self.kind_sums.layers, np.int64)[self.layers]
         return heads_table(
             (kinds, layers, self.heads),
-            [*map(measure_column, self.tally.names)],
+            [*map(make_measure_column, self.kind_sums.names)],
             roles=roles,
             resting=resting,
             value=self.values,
             low=self.low,
             high=self.high,
             baseline=self.uniform,
-            count=self.counts * self.tally.queries_per_count,
+            count=self.counts * self.kind_sums.queries_per_count,
         )
 
     def roles_of(self, head: int, q: Floats, largest_p: float) -> list[dict[str, Any]]:
@@ -415,7 +425,7 @@ class _Judged:
             test = self.tests[best]
             interval = self.low[head, test.column], self.high[head, test.column]
             threshold = self.thresholds[name]
-            if rule.rescale:
+            if rule.rescales_threshold:
                 threshold = self.limits[head, best]
             active_share = None
             if test.is_active:
@@ -429,7 +439,7 @@ class _Judged:
                     "threshold": threshold,
                     "p": self.role_p[head, number],
                     "q": q[number],
-                    "tentative": min(effective, self.n_texts) < FIRM_FROM_TEXTS,
+                    "tentative": min(effective, self.n_texts) < MIN_FIRM_TEXTS,
                     "active_share": active_share,
                     "effective_texts": effective,
                 }

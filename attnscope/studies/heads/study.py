@@ -35,9 +35,9 @@ from attnscope.studies.ablate.study import ablate
 from attnscope.studies.describe.rows import SampledText, TextSampler
 from attnscope.studies.describe.study import add_descriptions
 from attnscope.studies.failures import add_step
-from attnscope.studies.heads.measure_intervals import MIN_ACTIVE
+from attnscope.studies.heads.measure_intervals import MIN_ACTIVE_SHARE
 from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
-from attnscope.studies.heads.needles import retrieval_heads, vocabulary_of
+from attnscope.studies.heads.needles import read_vocabulary, retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsCommandOptions, HeadsOptions
 from attnscope.studies.heads.roles import (
     CRITERIA,
@@ -62,22 +62,25 @@ from attnscope.studies.run import CorpusRun, run
 from attnscope.studies.senses.study import picture_heads, sound_heads
 from attnscope.studies.workers import Workers
 
-PROBE_TEXTS = 50
+N_PROBE_TEXTS = 50
 """How many texts of repeated random tokens `--probe repeat` has."""
 
-PROBE_LENGTH = 50
+N_RANDOM_TOKENS = 50
 """How many random tokens each of them has, before they come again."""
 
-EFFECT_TEXTS = 32
+N_ABLATED_TEXTS = 32
 """How many texts heads are ablated on: it takes a forward pass for each head and text."""
 
-NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
+NEGLIGIBLE_EFFECTS = {"kl": 0.001, "l2": 0.01}
 """Smaller effects of an ablation count as none, by quantity: nats of the predictions, or a share of hidden states."""
 
-_EFFECTS = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
+_EFFECT_MEANINGS = {
+    "kl": "KL of the predictions (nats)",
+    "l2": "relative change of the last hidden states",
+}
 """What each quantity is."""
 
-_REPORT_EVERY = 32
+_N_TEXTS_PER_REPORT = 32
 """How many texts there are between two reports while tokens are counted, which takes microseconds per text."""
 
 
@@ -182,7 +185,7 @@ def study(
     corpus = None if order.probe else texts.corpus()
     require_names(options, order.measures)
     model = loading.load(spec)
-    return heads(model, probe_texts(model) if corpus is None else corpus, options, report, workers)
+    return heads(model, make_probe_texts(model) if corpus is None else corpus, options, report, workers)
 
 
 def require_names(options: HeadsOptions, measures: str | None) -> None:
@@ -198,7 +201,7 @@ def require_names(options: HeadsOptions, measures: str | None) -> None:
     parse_measures(measures, measure_names())
 
 
-def probe_texts(model: Model) -> list[CorpusText]:
+def make_probe_texts(model: Model) -> list[CorpusText]:
     """Return the texts of `--probe repeat`: random tokens of the model's vocabulary that come twice.
 
     They stand between the model's special tokens, and are the same in each call.
@@ -206,8 +209,8 @@ def probe_texts(model: Model) -> list[CorpusText]:
     Raises:
         AttnscopeError: The vocabulary is not known.
     """
-    ordinary, before, after = vocabulary_of(model)
-    return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, 0, before=before, after=after))
+    ordinary, before, after = read_vocabulary(model)
+    return list(repeat_probe(ordinary, N_PROBE_TEXTS, N_RANDOM_TOKENS, 0, before=before, after=after))
 
 
 def study_heads(
@@ -292,7 +295,7 @@ def study_heads(
         findings = add_step(findings, "describing the heads", describe)
     if options.causal:
         step_report = scale_report(report, 1, n_steps)
-        ablate_heads = partial(with_effects, model=model, texts=texts, report=step_report)
+        ablate_heads = partial(add_ablation_effects, model=model, texts=texts, report=step_report)
         findings = add_step(findings, "--causal", ablate_heads)
     return findings, done
 
@@ -318,27 +321,27 @@ def _give_roles(
     import torch
 
     done = runs[0].done
-    tables = judge(done.tallies.values(), thresholds, done.n_texts)
-    control = runs[1].done.tallies if len(runs) > 1 else {}
+    tables = judge(done.sums_by_kind.values(), thresholds, done.n_texts)
+    control = runs[1].done.sums_by_kind if len(runs) > 1 else {}
     tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
-    corpus["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
+    corpus["effective_texts"] = max(map(effective_texts, done.sums_by_kind.values()), default=0.0)
     # The study went as far as its last run did, and failed where that failed.
     corpus = settle_corpus(corpus, interrupted=not runs[-1].complete)
-    about = replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
+    about = replace(runs[0], failures=runs[-1].failures).about(model.info, _measuring_notes(model))
     about |= {
         "seed": options.seed if options.control else None,
         "threads": workers.threads if workers else torch.get_num_threads(),
     }
-    return Heads(about, corpus, _describe(options, thresholds), tables)
+    return Heads(about, corpus, _describe_options(options, thresholds), tables)
 
 
 def _report_counting(report: ReportProgress | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
     """Report how many texts and tokens were counted, once in a while."""
-    if report is not None and n_texts % _REPORT_EVERY == 0:
+    if report is not None and n_texts % _N_TEXTS_PER_REPORT == 0:
         report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
 
-def _notes(model: Model) -> list[str]:
+def _measuring_notes(model: Model) -> list[str]:
     """Return sentences on how this model was measured that a reader of the record must know."""
     notes = []
     if len(model.info.kinds) > 1:
@@ -352,13 +355,13 @@ def _notes(model: Model) -> list[str]:
     return notes
 
 
-def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
+def _describe_options(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
     """Return the `options` of the record: the choices of the study, and all roles and measures."""
     from attnscope.core.catalogue import measure_names
 
     return {
         **CRITERIA,
-        "least_active": MIN_ACTIVE,
+        "least_active": MIN_ACTIVE_SHARE,
         "chunk": options.chunk,
         "stride": options.stride,
         "block": BLOCK,
@@ -369,8 +372,10 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
     }
 
 
-def with_effects(findings: Heads, model: Model, texts: Texts, report: ReportProgress | None) -> Heads:
-    """Ablate each head that has a role, on the first EFFECT_TEXTS texts, and add the effects to the table of heads.
+def add_ablation_effects(
+    findings: Heads, model: Model, texts: Texts, report: ReportProgress | None
+) -> Heads:
+    """Ablate each head that has a role, on the first N_ABLATED_TEXTS texts, and add the effects to the table of heads.
 
     A head's output is replaced by zero, and by its mean. If neither changes anything, the model does not use what the
     head attends to: attention is no evidence of use (Jain and Wallace 2019).
@@ -382,7 +387,7 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: ReportProg
     heads = findings.table("heads")
     has_role = heads["role"] != ""
     with_role = heads.select(has_role)
-    first = list(islice(distinct(texts, CopyFilter()), EFFECT_TEXTS))
+    first = list(islice(distinct(texts, CopyFilter()), N_ABLATED_TEXTS))
     kinds = list(dict.fromkeys(with_role["kind"].tolist()))
     ablations = []
     for number, kind in enumerate(kinds):
@@ -412,8 +417,8 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: ReportProg
     quantity = "kl" if len(ablation.table("whole")) else "l2"
     causal = {
         "quantity": quantity,
-        "what": _EFFECTS[quantity],
-        "nothing_below": NOTHING_BELOW[quantity],
+        "what": _EFFECT_MEANINGS[quantity],
+        "nothing_below": NEGLIGIBLE_EFFECTS[quantity],
         "modes": list(ablation.options["modes"]),
         "predicted": ablation.options["predicted"],
         "n_texts": ablation.corpus["n_texts"],

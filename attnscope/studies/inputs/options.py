@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.workers import Workers
 
-WITH_HEAD = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+HEAD_SUFFIXES = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 """The suffixes by which transformers names encoders with a prediction head, such as BertForMaskedLM."""
 
-NUMPY_TOKENS = 256
+MAX_NUMPY_TOKENS = 256
 """The most tokens of a text for which NumPy is faster: running the model takes it less time than loading torch does."""
 
 
@@ -102,7 +102,7 @@ class LoadOptions:
         # Models made in memory and GGUF files have no configuration to read.
         if self.engine == "auto" and source.folder is not None and not source.file:
             architectures = read_config(source).get("architectures") or ()
-            if any(str(name).endswith(WITH_HEAD) for name in architectures):
+            if any(str(name).endswith(HEAD_SUFFIXES) for name in architectures):
                 return replace(self, engine="hf")
         return self
 
@@ -131,7 +131,7 @@ class LoadOptions:
     def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
         """Return whether NumPy can run the model on the texts, in less time than loading torch takes."""
         from attnscope import models
-        from attnscope.studies.inputs.reading import WHOLE_CHARACTERS, Prompt
+        from attnscope.studies.inputs.reading import MAX_WHOLE_CHARACTERS, Prompt
 
         # NumPy knows no option of loading but these two, and reads nothing but texts and pairs.
         if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
@@ -142,10 +142,10 @@ class LoadOptions:
             return False
         for prompt in prompts:
             # A very long text is told by its characters, as tokenising it would take long.
-            is_very_long = len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS
+            is_very_long = len(prompt.text) + len(prompt.pair or "") > MAX_WHOLE_CHARACTERS
             if prompt != Prompt(prompt.text, prompt.pair) or is_very_long:
                 return False
-            if len(tokenizer.encode(prompt.text, prompt.pair)) > NUMPY_TOKENS:
+            if len(tokenizer.encode(prompt.text, prompt.pair)) > MAX_NUMPY_TOKENS:
                 return False
         return True
 

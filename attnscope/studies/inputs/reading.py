@@ -20,20 +20,20 @@ from attnscope.senses.recordings import Recording
 from attnscope.studies.inputs.texts import UnknownWords, batch_of
 from attnscope.text import is_blank, require_text
 
-MAX_WRITTEN = 64
+MAX_TRANSCRIPT_TOKENS = 64
 """The most tokens of a transcript that a model writes itself."""
 
-DEFAULT_ANSWER = 20
+DEFAULT_ANSWER_TOKENS = 20
 """The most tokens that a model writes about a picture unless `generate` says otherwise."""
 
-WHOLE_CHARACTERS = 2**20
+MAX_WHOLE_CHARACTERS = 2**20
 """The most characters of a text that is tokenised as a whole, so that a note can say how many tokens it has."""
 
 _CHARACTERS_PER_TOKEN = 16
 """Of a longer text, the beginning with this many characters for each token that the model takes is tokenised first. In
 English, a token has 4 to 5 characters."""
 
-_MERGED_SHOWN = 8
+_MAX_MERGED_WORDS = 8
 """How many words a note on merged tokens names."""
 
 
@@ -91,7 +91,7 @@ class Speech:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class PhotoPrompt:
     """Hold photos, and a question about them.
 
     Attributes:
@@ -122,7 +122,7 @@ def _require_string(text: object) -> None:
         )
 
 
-Given = Prompt | Photo | Speech | View
+UserInput = Prompt | Photo | Speech | PhotoPrompt
 """The kinds of input that a user gives: a text, a photo, a recording, or photos and words."""
 
 
@@ -160,7 +160,7 @@ class Reading(SensoryInput):
         return batch_of([self.tokens], targets).to(device)
 
     @property
-    def after_pictures(self) -> int:
+    def first_query_after_pictures(self) -> int:
         """Return the position of the first query that can attend to all patches; 0 without pictures among words.
 
         If patches are among the tokens, it is the token after the last patch.
@@ -187,7 +187,7 @@ class Reading(SensoryInput):
         return self.target, self.tokens
 
 
-def reader_of(model: Model, item: Given) -> Model:
+def choose_reader(model: Model, item: UserInput) -> Model:
     """Return the model that reads an input: of a model with two towers, such as CLIP, the tower for it.
 
     Raises:
@@ -197,20 +197,20 @@ def reader_of(model: Model, item: Given) -> Model:
         raise AttnscopeError(
             f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})"
         )
-    if isinstance(item, View):
+    if isinstance(item, PhotoPrompt):
         return image_text_model_of(model)
     if isinstance(item, Photo):
         return image_model_of(model)
     return model
 
 
-def read(model: Model, item: Given) -> Reading:
+def read(model: Model, item: UserInput) -> Reading:
     """Turn a text, a photo or a recording into a model's input.
 
     A text that is longer than the model takes is cut, and a note says so.
 
     Args:
-        model: The model, from `reader_of`.
+        model: The model, from `choose_reader`.
         item: What it reads.
 
     Raises:
@@ -220,8 +220,8 @@ def read(model: Model, item: Given) -> Reading:
         return _read_photo(model, item)
     if isinstance(item, Speech):
         return _read_speech(model, item)
-    if isinstance(item, View):
-        return _read_view(model, item)
+    if isinstance(item, PhotoPrompt):
+        return _read_photo_prompt(model, item)
     return _read_text(model, item)
 
 
@@ -242,13 +242,13 @@ def group_words(reading: Reading, words: Sequence[str]) -> Reading:
     note = f"{sum(map(len, groups))} tokens are merged into {amount(len(groups), 'word')}"
     if groups:
         merged = list(dict.fromkeys(tokens.merge(groups).labels))
-        note += f": {', '.join(merged[:_MERGED_SHOWN])}"
-        if len(merged) > _MERGED_SHOWN:
+        note += f": {', '.join(merged[:_MAX_MERGED_WORDS])}"
+        if len(merged) > _MAX_MERGED_WORDS:
             note += ", …"
     return replace(reading, tokens=tokens, target=target, notes=(*reading.notes, note))
 
 
-def position_of(name: str | int, tokens: Tokens, option: str) -> int:
+def find_position(name: str | int, tokens: Tokens, option: str) -> int:
     """Return the position of the one token that a user names.
 
     Args:
@@ -282,8 +282,8 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         if prompt.pair is not None:
             raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
         encode = model.tokenizer.encode_chat
-    text, tokens, cut = encode_within(model.info.max_tokens, encode, prompt.text, prompt.pair)
-    notes = [cut, UnknownWords.of(model.tokenizer, [tokens]).note]
+    text, tokens, cut = encode_truncated(model.info.max_tokens, encode, prompt.text, prompt.pair)
+    notes = [cut, UnknownWords.find(model.tokenizer, [tokens]).note]
     # The decoder of an encoder-decoder reads a target. Other decoders may continue the text.
     target = None
     if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
@@ -319,7 +319,7 @@ def _read_target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, 
         )
     assert model.text_generator is not None  # it has a decoder
     if prompt.target is not None:
-        _, target, note = encode_within(
+        _, target, note = encode_truncated(
             model.info.max_tokens, model.text_generator.encode_target, prompt.target
         )
         return target, note
@@ -332,7 +332,7 @@ def _read_photo(model: Model, photo: Photo) -> Reading:
     """Return the patches of a photo."""
     # A model that reads pictures among words describes a photo that comes without words.
     if model.image_reader is None and model.image_text_reader is not None:
-        return _read_view(model, View((photo,), ""))
+        return _read_photo_prompt(model, PhotoPrompt((photo,), ""))
     if model.image_reader is None:
         raise AttnscopeError(
             f"{model.info.name} sees no pictures",
@@ -342,7 +342,7 @@ def _read_photo(model: Model, photo: Photo) -> Reading:
     return Reading.of(seen, seen.tokens.text)
 
 
-def _read_view(model: Model, view: View) -> Reading:
+def _read_photo_prompt(model: Model, view: PhotoPrompt) -> Reading:
     """Return the tokens of photos and words; if there are no words, the model writes some itself."""
     has_text = not is_blank(view.text)
     if model.image_text_reader is None:
@@ -366,8 +366,8 @@ def _read_view(model: Model, view: View) -> Reading:
             f"{model.info.name} writes of a picture what a text asks for",
             "give a text, such as a question",
         )
-    seen = model.image_text_reader.view(view.photos, "", view.generate or DEFAULT_ANSWER)
-    text = _ordinary_text(seen.tokens)
+    seen = model.image_text_reader.view(view.photos, "", view.generate or DEFAULT_ANSWER_TOKENS)
+    text = _extract_ordinary_text(seen.tokens)
     if not text:
         raise AttnscopeError(
             f"{model.info.name} writes nothing of this picture", "give a text that it is to write"
@@ -398,20 +398,20 @@ def _read_speech(model: Model, speech: Speech) -> Reading:
         return Reading.of(heard, heard.tokens.text)
     # The decoder reads the given transcript, or its own.
     if speech.transcript is not None:
-        _, target, note = encode_within(
+        _, target, note = encode_truncated(
             model.info.max_tokens, model.text_generator.encode_target, speech.transcript
         )
     else:
-        target = model.text_generator.transcribe(heard, MAX_WRITTEN)
+        target = model.text_generator.transcribe(heard, MAX_TRANSCRIPT_TOKENS)
         # If there is nothing but special tokens, show these.
-        written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
+        written = _extract_ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
     # The encoder reads the sound, the decoder the transcript.
     inputs = {**heard.inputs, **model.text_generator.decoder_inputs(target)}
     return Reading.of(heard, target.text, note, inputs=inputs, target=target)
 
 
-def _ordinary_text(tokens: Tokens) -> str:
+def _extract_ordinary_text(tokens: Tokens) -> str:
     """Return the text from the first ordinary token to the last one, on one line."""
     # Keep the spans, (first, last + 1) character, of ordinary tokens that stand for some text, (token, 2).
     spans = tokens.offsets[~tokens.special]
@@ -423,7 +423,7 @@ def _ordinary_text(tokens: Tokens) -> str:
     return " ".join(tokens.text[start:stop].split())
 
 
-def encode_within(
+def encode_truncated(
     limit: int | None, encode: Callable[..., Tokens], text: str, pair: str | None = None
 ) -> tuple[str, Tokens, str]:
     """Tokenise a text, or a pair, and cut the tokens to what a model takes, as `truncate` does.
@@ -443,17 +443,17 @@ def encode_within(
     if pair is not None:
         texts.append(pair)
     # A text of many megabytes would take minutes to tokenise as a whole.
-    beginnings = [_beginning(each, encode, limit) for each in texts]
+    beginnings = [_take_beginning(each, encode, limit) for each in texts]
     tokens, note = truncate(encode(*beginnings), limit, is_whole=beginnings == texts)
     return beginnings[0], tokens, note
 
 
-def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> str:
+def _take_beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> str:
     """Return a beginning of a very long text with at least twice as many tokens as a model takes; else the whole text.
 
     The beginning ends before a blank, as half a word would have other tokens. A text without blanks stays whole.
     """
-    if limit is None or len(text) <= WHOLE_CHARACTERS:
+    if limit is None or len(text) <= MAX_WHOLE_CHARACTERS:
         return text
     # Double the length of the beginning until it has enough tokens.
     n_characters = _CHARACTERS_PER_TOKEN * limit

@@ -1,6 +1,6 @@
 """Do what every study of many texts needs: take and describe texts, report progress, find unknown words, make batches.
 
-The loop over texts itself is in `studies.run`.
+The loop over the texts is in `studies.run`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import refuse_file_name
 
 Texts = Corpus | Sequence[CorpusText]
-"""The texts of a study, as `texts_of` makes them."""
+"""The texts of a study, as `texts_of` returns them."""
 
 AnyTexts = Corpus | str | Sequence[str] | Sequence[CorpusText]
-"""What a user may give as texts: a corpus, one text, or several."""
+"""What a user may pass as texts: a corpus, one text, or several texts."""
 
 ReportProgress = Callable[["Progress"], None]
-"""Called by a study now and then, with how far it is."""
+"""A callback: a study calls it with its progress, mostly after each batch."""
 
-_WORDS_NAMED = 5
+_MAX_NAMED_WORDS = 5
 """How many unknown words a note names; "…" stands for the others."""
 
-_CHARACTERS_SHOWN = 20
+_MAX_WORD_CHARACTERS = 20
 """How many characters of an unknown word a note shows."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Say how far a study is.
+    """Hold the progress of a study.
 
     Attributes:
-        n_texts: How many texts are done.
-        n_tokens: Their tokens.
+        n_texts: The number of texts that are done.
+        n_tokens: The number of tokens in these texts.
         share: The share of the corpus that has been read, 0 to 1; None = unknown.
-        step: What the study is doing; empty = it has one step.
+        step: The step that is running, such as "counting tokens"; empty if the study has a single step.
     """
 
     n_texts: int
@@ -58,83 +58,94 @@ class UnknownWords:
     """Hold the words that a tokenizer does not know.
 
     Attributes:
-        n: How many there are; a word counts as often as it occurs.
-        first: The first different ones. They are at most one more than a note names: that one tells that there are
-            more.
-        read_as: The token that the tokenizer reads in their place, such as "[UNK]".
+        n_words: The number of unknown words, repetitions included.
+        first_words: The first distinct words, at most _MAX_NAMED_WORDS + 1. A note does not name the last of these: it
+            only tells that there are more.
+        replacement: The token that the tokenizer reads instead of an unknown word, such as "[UNK]".
     """
 
-    n: int = 0
-    first: tuple[str, ...] = ()
-    read_as: str = ""
+    n_words: int = 0
+    first_words: tuple[str, ...] = ()
+    replacement: str = ""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, texts: Iterable[Tokens]) -> UnknownWords:
-        """Return the words in tokenised texts that a tokenizer does not know."""
+    def find(cls, tokenizer: Tokenizer, texts: Iterable[Tokens]) -> UnknownWords:
+        """Find the words in tokenised texts that a tokenizer does not know."""
+        # Some tokenizers, such as those of bytes, know every word.
         unknown_id = tokenizer.unknown_id
         if unknown_id is None:
             return cls()
-        label = tokenizer.spell(unknown_id)
+        replacement = tokenizer.spell(unknown_id)
         words: list[str] = []
         for tokens in texts:
             for position in np.flatnonzero(tokens.ids == unknown_id).tolist():
-                # Offsets of segment 1 are those in the second text of a pair.
+                # The offsets of a token in segment 1 are offsets in the second text of a pair.
                 start, stop = tokens.offsets[position]
                 text = tokens.text
                 if tokens.segments[position] and tokens.pair:
                     text = tokens.pair
                 word = text[start:stop]
-                # A negative offset stands for no text. And "[UNK]" written out in a text is no unknown word.
-                if start >= 0 and word.strip() and word != label:
+                # A token that stands for no text has a negative offset. A "[UNK]" that the author of a text wrote is
+                # no unknown word.
+                if start >= 0 and word.strip() and word != replacement:
                     words.append(word)
-        return cls(len(words), tuple(dict.fromkeys(words))[: _WORDS_NAMED + 1], label)
+        return cls(len(words), tuple(dict.fromkeys(words))[: _MAX_NAMED_WORDS + 1], replacement)
 
     def merge(self, other: UnknownWords) -> UnknownWords:
         """Return the unknown words of both; `other` is of later texts."""
-        first = tuple(dict.fromkeys((*self.first, *other.first)))[: _WORDS_NAMED + 1]
-        return UnknownWords(self.n + other.n, first, self.read_as or other.read_as)
+        first_words = tuple(dict.fromkeys((*self.first_words, *other.first_words)))[
+            : _MAX_NAMED_WORDS + 1
+        ]
+        # The replacement is empty if no text has been read yet.
+        return UnknownWords(
+            self.n_words + other.n_words, first_words, self.replacement or other.replacement
+        )
 
     @property
     def note(self) -> str:
-        """Return a sentence that names the first of them; empty if there are none."""
-        if not self.n:
+        """Return a sentence that names the first unknown words; empty if there are none."""
+        if not self.n_words:
             return ""
         named = []
-        for word in self.first[:_WORDS_NAMED]:
-            named.append(word if len(word) <= _CHARACTERS_SHOWN else f"{word[:_CHARACTERS_SHOWN]}…")
-        if len(self.first) > _WORDS_NAMED:
+        for word in self.first_words[:_MAX_NAMED_WORDS]:
+            named.append(
+                word if len(word) <= _MAX_WORD_CHARACTERS else f"{word[:_MAX_WORD_CHARACTERS]}…"
+            )
+        if len(self.first_words) > _MAX_NAMED_WORDS:
             named.append("…")
-        words = amount(self.n, "word is", "words are")
+        words = amount(self.n_words, "word is", "words are")
         listed = ", ".join(named)
-        return f"{words} unknown to the tokenizer, which reads {self.read_as} instead: {listed}"
+        return f"{words} unknown to the tokenizer, which reads {self.replacement} instead: {listed}"
 
 
 def scale_report(report: ReportProgress | None, step: int, n_steps: int) -> ReportProgress | None:
-    """Return a report for one step of a study, which turns the share of the step into that of the whole study.
+    """Return a callback for one step of a study. It turns the share of the step into the share of the whole study.
 
     Args:
-        report: The report of the whole study; None = nobody listens.
+        report: The callback for the whole study; None = progress is not reported.
         step: The number of the step, from 0.
-        n_steps: How many steps there are; each counts as equally long.
+        n_steps: The number of steps. All are taken to last equally long.
     """
     if report is None or n_steps == 1:
         return report
 
-    def report_whole(progress: Progress) -> None:
+    def report_step(progress: Progress) -> None:
         share = progress.share
         if share is not None:
             share = (step + share) / n_steps
         report(replace(progress, share=share))
 
-    return report_whole
+    return report_step
 
 
 def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
-    """Return the texts that a user gave as the texts of a study.
+    """Return the texts that a user passes in the form that studies take.
 
-    A corpus stays as it is; its texts are read when they are needed. Strings are numbered, and blank ones are left out,
-    as in files. If `model` is given, its chat template writes the conversations of a corpus; without a template they
-    are written plainly.
+    A corpus stays as it is: a study reads its texts when it needs them. Strings are numbered, and blank strings are
+    left out, as in files.
+
+    If `model` is passed, its chat template renders the conversations of a corpus. For a model without a chat template,
+    `corpus.formats.write_plainly` renders them.
 
     Raises:
         AttnscopeError: There is no text.
@@ -142,7 +153,7 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
     """
     if isinstance(texts, Corpus):
         if model is not None:
-            # Only tokenizers of transformers have `write_chat`.
+            # `chat` is the function that renders a conversation. Only tokenizers of transformers may have `write_chat`.
             texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly
         return texts
     if isinstance(texts, str):
@@ -150,25 +161,27 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
             texts, f"read it as attnscope.Corpus({texts!r}); a text like this one stands in a list"
         )
         texts = [texts]
-    listed: list[CorpusText] = []
+    corpus_texts: list[CorpusText] = []
     for text in texts:
         if not isinstance(text, str):
-            listed.append(text)
+            corpus_texts.append(text)
         elif text.strip():
-            listed.append(CorpusText(len(listed), "texts", len(listed) + 1, text=text))
-    if not listed:
+            # The source is "texts", and the line is the number of the text, from 1.
+            index = len(corpus_texts)
+            corpus_texts.append(CorpusText(index, "texts", index + 1, text=text))
+    if not corpus_texts:
         raise AttnscopeError("there is no text to study", "give at least one text with words in it")
-    return tuple(listed)
+    return tuple(corpus_texts)
 
 
 def describe_texts(texts: Texts) -> dict[str, Any]:
     """Return the part of a record's `corpus` that depends on the texts alone, as plain JSON values.
 
     Returns:
-        - `sources`: the files of a Corpus, else "texts".
+        - `sources`: the files of a Corpus; ["texts"] for other texts.
         - `split`: how plain text files were split into texts; empty for other texts.
         - `sha256`: the hash of the texts; empty if a Corpus has not been read to its end.
-        - `problems`: what could not be read.
+        - `problems`: the files and lines that could not be read.
     """
     if isinstance(texts, Corpus):
         return {
@@ -185,11 +198,11 @@ def describe_texts(texts: Texts) -> dict[str, Any]:
 def share_read(texts: Texts, index: int | None = None) -> float | None:
     """Return the share of the texts that has been read, 0 to 1; None = unknown.
 
-    Of a corpus it is the share of bytes. Of a list it is the share of texts up to the one at `index`, that one
-    included.
+    For a corpus, it is the share of bytes. For a list, it is the share of texts up to and including the one at `index`;
+    None without `index`.
     """
     if isinstance(texts, Corpus):
-        # The size is None for a stream, and 0 if all files are empty.
+        # The size, `n_bytes`, is None for a stream, and 0 if all files are empty.
         return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
     if index is None:
         return None
@@ -199,8 +212,10 @@ def share_read(texts: Texts, index: int | None = None) -> float | None:
 def special_ids(model: Model) -> frozenset[int]:
     """Return the ids of the special tokens that the tokenizer adds to a text; empty without a tokenizer.
 
-    They tell which tokens are special in texts that are given as ids.
+    Texts that are lists of token ids need them: a tokenizer that did not make such a text cannot mark its special
+    tokens.
     """
+    # Without a usable tokenizer, `example_tokens` raises an error.
     try:
         example = example_tokens(model.tokenizer)
     except AttnscopeError:
@@ -211,13 +226,13 @@ def special_ids(model: Model) -> frozenset[int]:
 def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return rows of different lengths as one array, (row, column), padded with zeros at their ends."""
     padded = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
     return padded
 
 
 def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
-    """Return texts as a batch on the processor, padded to one length.
+    """Return texts as a batch on the CPU, padded to one length.
 
     Args:
         tokens: The texts.
@@ -225,7 +240,7 @@ def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
     """
     import torch
 
-    # The rows of each field of `Batch`, one per text.
+    # Field of `Batch` -> its rows, (token,), one per text. A mask is True at real tokens; padding makes it False.
     rows: dict[str, list[NDArray[Any]]] = {
         "ids": [text.ids for text in tokens],
         "mask": [np.ones(len(text), np.bool_) for text in tokens],
@@ -235,6 +250,6 @@ def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
         rows["target_ids"] = [text.ids for text in targets]
         rows["target_mask"] = [np.ones(len(text), np.bool_) for text in targets]
     # Pad each field to (text, token).
-    fields = {name: torch.from_numpy(pad_rows(of_texts)) for name, of_texts in rows.items()}
-    # `to` also drops masks that hide nothing.
+    fields = {name: torch.from_numpy(pad_rows(field_rows)) for name, field_rows in rows.items()}
+    # `to` also drops masks that are True everywhere.
     return Batch(**fields).to("cpu")

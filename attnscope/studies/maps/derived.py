@@ -18,7 +18,14 @@ from attnscope.questions.heatmap_figures import require_query
 from attnscope.questions.places import SpokenWord
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import read_photo
-from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
+from attnscope.studies.inputs.reading import (
+    Prompt,
+    Reading,
+    UserInput,
+    choose_reader,
+    encode_truncated,
+    read,
+)
 from attnscope.studies.maps.running import outline, run_model
 
 _MAX_FOR_GRADIENTS = 1024
@@ -90,7 +97,7 @@ def relevance(
 
     # Read the input, and find the logit of the target: at which token, and which of the vocabulary or the classes.
     item = _input_of(text, image)
-    model = reader_of(model, item)
+    model = choose_reader(model, item)
     reading = read(model, item)
     if len(reading.tokens) > _MAX_FOR_GRADIENTS:
         raise AttnscopeError(
@@ -139,7 +146,7 @@ def relevance(
     return result
 
 
-def _input_of(text: str | None, image: Any) -> Given:
+def _input_of(text: str | None, image: Any) -> UserInput:
     """Return the text or the photo as the input of a model; refuse both and neither."""
     if (text is None) == (image is None):
         raise UsageError("neither a text nor an image is given, or both", "give one of them")
@@ -148,16 +155,16 @@ def _input_of(text: str | None, image: Any) -> Given:
     return Prompt(text)
 
 
-def _map_all_heads(model: Model, item: Given) -> Heatmap:
+def _map_all_heads(model: Model, item: UserInput) -> Heatmap:
     """Return a record with the map of all layers and heads of a model; of an encoder-decoder the encoder's map alone.
 
     Raises:
         AttnscopeError: Some layers have no attention.
     """
-    model = reader_of(model, item)
+    model = choose_reader(model, item)
     if isinstance(item, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}:
         # An encoder-decoder also needs a text for its decoder: it reads the same tokens, as nothing flows back from it.
-        text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, item.text)
+        text, tokens, cut = encode_truncated(model.info.max_tokens, model.tokenizer.encode, item.text)
         note = "rollout is the encoder's: it is not defined through a decoder that reads it"
         reading = Reading({}, tokens, notes=tuple(filter(None, [cut, note])), text=text, target=tokens)
     else:

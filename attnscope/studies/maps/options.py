@@ -12,7 +12,7 @@ from attnscope.options import group, option, options, refuse_beside
 from attnscope.studies.inputs.options import ReadingOptions, TextFileOptions, refuse_file_names
 
 if TYPE_CHECKING:
-    from attnscope.studies.inputs.reading import Given
+    from attnscope.studies.inputs.reading import UserInput
 
 
 MIN_CELLS, MAX_CELLS = 8, 1024
@@ -66,10 +66,10 @@ class MapOptions(TokenOptions):
         """Return these options without those that suit pooled maps too: whatever is still set needs exact maps."""
         return replace(self, choice=Choice(), pooled=None, times=False)
 
-    def require_for(self, given: Given) -> None:
+    def require_for(self, given: UserInput) -> None:
         """Refuse options that mean nothing for the input: a text, a photo, a recording, or photos with a question."""
         from attnscope.senses.photos import Photo
-        from attnscope.studies.inputs.reading import Prompt, Speech, View
+        from attnscope.studies.inputs.reading import PhotoPrompt, Prompt, Speech
 
         if self.times and not isinstance(given, Speech):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
@@ -79,8 +79,8 @@ class MapOptions(TokenOptions):
         # Maps of photos and recordings are never pooled, and always have all keys.
         flag = "--audio" if isinstance(given, Speech) else "--image"
         refuse_beside(flag, pool=self.pooled, cols=self.cut.cols)
-        # Only with a question (a View) are there words to merge, and rows of tokens to choose from.
-        if not isinstance(given, View):
+        # Only with a question (a PhotoPrompt) are there words to merge, and rows of tokens to choose from.
+        if not isinstance(given, PhotoPrompt):
             refuse_beside(flag, words=self.words, words_from=self.words_from, rows=self.cut.rows)
         if not isinstance(given, Photo):
             refuse_beside(flag, hide_special=self.hide_special)

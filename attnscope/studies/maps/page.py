@@ -26,7 +26,14 @@ from attnscope.results.reading import schema_if_record
 from attnscope.results.storage import is_stream, require_writable, write_stream, write_whole
 from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
+from attnscope.studies.inputs.reading import (
+    PhotoPrompt,
+    Prompt,
+    PromptOptions,
+    UserInput,
+    choose_reader,
+    read,
+)
 from attnscope.studies.inputs.texts import Progress, ReportProgress, share_read
 from attnscope.studies.maps.options import PageOptions
 from attnscope.studies.maps.running import outline, run_model
@@ -185,22 +192,22 @@ def _read_texts(
     return page_texts
 
 
-def _inputs(order: PageOptions) -> Iterator[tuple[Given, float | None]]:
+def _inputs(order: PageOptions) -> Iterator[tuple[UserInput, float | None]]:
     """Yield each input of the model, and the share of the files that has been read by then, 0 to 1; None = unknown."""
     photos = tuple(map(read_photo, order.image))
     n_generated = order.reading.generate
 
-    def with_photos(text: str, pair: str | None = None) -> Given:
+    def with_photos(text: str, pair: str | None = None) -> UserInput:
         if photos:
-            return View(photos, text, n_generated)
+            return PhotoPrompt(photos, text, n_generated)
         return order.reading.prompt(text, pair)
 
     # Photos alone, each an input of its own; else texts, then files, all of them beside all photos.
     if not (order.texts or order.files):
         for photo in photos:
-            given: Given = photo
+            given: UserInput = photo
             if n_generated:
-                given = View((photo,), "", n_generated)
+                given = PhotoPrompt((photo,), "", n_generated)
             yield given, None
     for text in order.texts:
         yield with_photos(read_text(text, may_be_blank=bool(photos))), None
@@ -246,7 +253,7 @@ def page(
 
 
 def read_page_text(
-    model: Model, given: Given, choice: Choice, others: Sequence[PageText] = ()
+    model: Model, given: UserInput, choice: Choice, others: Sequence[PageText] = ()
 ) -> PageText:
     """Run a model on an input, and return its maps, and beside them the full-width head of each layer.
 
@@ -254,7 +261,7 @@ def read_page_text(
         AttnscopeError: With the other texts of the page, it would be too large for a browser. The model has not run.
     """
     # Refuse the page before the model runs, if it would be too large.
-    model = reader_of(model, given)
+    model = choose_reader(model, given)
     reading = read(model, given)
     record = outline(model.info, reading, choice.within(model.info))
     require_room([*(text.record for text in others), record])

@@ -22,7 +22,7 @@ from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import HeadMaps, MapPart, spans
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
-from attnscope.studies.failures import refusal
+from attnscope.studies.failures import make_nan_error
 from attnscope.studies.inputs.reading import Reading
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _outline_map(
         return None
     # Of all tokens, keep the queries after pictures, and the frames with sound.
     queries, keys = reading.queries_and_keys(kind)
-    rows = slice(reading.after_pictures, len(queries))
+    rows = slice(reading.first_query_after_pictures, len(queries))
     columns = slice(0, len(keys))
     is_part = bool(cut) or rows.start > 0
     if kind == "cross" and reading.sound is not None:
@@ -308,7 +308,7 @@ def _lay_out(
         rows = np.searchsorted(probed_heads, rows)
     for layer_index, numbers in enumerate(of_layers):
         if np.isnan(numbers).any():
-            raise refusal(info, (attention.kind, attention.layers[layer_index]))
+            raise make_nan_error(info, (attention.kind, attention.layers[layer_index]))
         is_there = rows < len(numbers)
         laid_out[layer_index, is_there] = numbers[rows[is_there]]
     return laid_out

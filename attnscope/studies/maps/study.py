@@ -23,14 +23,14 @@ from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import (
-    Given,
+    PhotoPrompt,
     Prompt,
     PromptOptions,
     Speech,
-    View,
+    UserInput,
+    choose_reader,
     group_words,
     read,
-    reader_of,
 )
 from attnscope.studies.maps.derived import heads_to_follow, time_words
 from attnscope.studies.maps.options import MapOptions, require_cells
@@ -41,7 +41,9 @@ POOLED_OVER = 400
 """Texts of more tokens are pooled unless an option forbids it: a figure has no room for so many labels."""
 
 
-def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | PooledHeatmap:
+def study(
+    spec: str, given: UserInput, options: MapOptions, loading: LoadOptions
+) -> Heatmap | PooledHeatmap:
     """Load a model, and run it on a text, a photo or a recording, as `attnscope heatmap` does."""
     # Check the options, and read the list of words, before the model loads.
     options.require_for(given)
@@ -59,7 +61,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
 
 def compute_maps(
     model: Model,
-    given: Given,
+    given: UserInput,
     options: MapOptions,
     words: Sequence[str] = (),
     warn: bool = False,
@@ -74,7 +76,7 @@ def compute_maps(
         warn: Whether to warn of how the input was changed, such as that a text was cut.
     """
     # Check which heads are chosen, and which of them tell when words are spoken; then read the input.
-    model = reader_of(model, given)
+    model = choose_reader(model, given)
     chosen = options.choice.within(model.info)
     followed = heads_to_follow(model, chosen.picked) if options.times else ()
     reading = read(model, given)
@@ -248,10 +250,10 @@ def picture_heatmap(
     """
     # A photo alone, or photos and words.
     if text is None and not generate:
-        to_read: Given = read_photo(image)
+        to_read: UserInput = read_photo(image)
     else:
         images = image if isinstance(image, list | tuple) else [image]
-        to_read = View(tuple(map(read_photo, images)), text or "", generate)
+        to_read = PhotoPrompt(tuple(map(read_photo, images)), text or "", generate)
     options = MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special)
     record = compute_maps(model, to_read, options, warn=True)
     assert isinstance(record, Heatmap)  # not pooled

@@ -398,7 +398,7 @@ class _Study:
             "n_tokens": sum(map(len, texts)),
             "sha256": self._pairs.sha256,
             "problems": [asdict(problem) for problem in self._problems],
-            "unknown_words": UnknownWords.of(self._model.tokenizer, texts).note,
+            "unknown_words": UnknownWords.find(self._model.tokenizer, texts).note,
             "complete": complete,
         }
 

@@ -23,8 +23,8 @@ from attnscope.corpus import batches, chunks, fold
 from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
 from attnscope.results.tokens import Tokens
-from attnscope.studies.failures import BrokenAt, broken_rows
-from attnscope.studies.heads.measuring import decoder_start
+from attnscope.studies.failures import NanOrigin, find_broken_rows
+from attnscope.studies.heads.measuring import encode_decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.relations.evidence import Floats, HalfSplitter, LinkPart, TextHits, right_rules
 from attnscope.studies.run import Measurer
@@ -115,7 +115,7 @@ class Linker:
         self._options = options
         self._kind = kind
         # Where only the encoder is studied, the decoder beside it reads this start token alone; None = no decoder.
-        self._start = decoder_start(model)
+        self._start = encode_decoder_start(model)
         # The deals of each relation.
         self._lots: defaultdict[str, HalfSplitter] = defaultdict(HalfSplitter)
         # Hashes of the texts so far.
@@ -256,7 +256,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
     def hits_of_pieces(
         self, batch: Sequence[LinkedChunk], by_layer: Mapping[int, Tensor]
-    ) -> tuple[list[Floats], dict[int, BrokenAt]]:
+    ) -> tuple[list[Floats], dict[int, NanOrigin]]:
         """Divide the hits and mass in the cells of a batch among its chunks.
 
         Args:
@@ -277,7 +277,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
             n_heads = of_layer.shape[1]
             hits[:, :, layer, :n_heads] = of_layer.swapaxes(1, 2)
             sums[layer] = np.add.reduceat(of_layer, first_cells)
-        return np.split(hits, first_cells[1:]), broken_rows({self._kind: sums})
+        return np.split(hits, first_cells[1:]), find_broken_rows({self._kind: sums})
 
     def add(self, part: MeasuredPart, batch: Sequence[LinkedChunk], result: Any) -> None:
         """Keep the hits of each chunk, and count the texts that are done; a text with a broken chunk is left out."""

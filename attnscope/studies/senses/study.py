@@ -28,8 +28,8 @@ from attnscope.report.wording import PICTURES, RECORDINGS
 from attnscope.results.table import Table
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
-from attnscope.studies.failures import broken_rows
-from attnscope.studies.heads.roles import measure_column
+from attnscope.studies.failures import find_broken_rows
+from attnscope.studies.heads.roles import make_measure_column
 from attnscope.studies.inputs.reading import Reading, Speech, read
 from attnscope.studies.inputs.texts import ReportProgress
 from attnscope.studies.maps.running import run_probe
@@ -255,9 +255,9 @@ class _Sense(Measurer[SenseSums]):
     def add(self, part: SenseSums, batch: Sequence[_Input], result: _Measured) -> None:
         """Add an input to the sums. One with NaN or infinity is noted as broken, one without tokens as a problem."""
         (measured_input,) = batch
-        # `broken_rows` takes a row per text. This one has row 0, (1, …).
+        # `find_broken_rows` takes a row per text. This one has row 0, (1, …).
         rows = {layer: sums[None] for layer, (sums, _) in result.by_layer.items()}
-        broken = broken_rows({self.kind: rows})
+        broken = find_broken_rows({self.kind: rows})
         if broken:
             part.broken[measured_input.index] = broken[0]
         elif not rows:
@@ -417,7 +417,7 @@ def _study(
 
 def _table(sense: type[_Sense], done: SenseSums) -> Table:
     """Return the table of all heads; a measure that is undefined on all inputs is NaN."""
-    columns = [measure_column(name, sense.catalogue) for name in sense.catalogue]
+    columns = [make_measure_column(name, sense.catalogue) for name in sense.catalogue]
     # Intervals are clipped to the range of each measure.
     lowest = [measure.low for measure in sense.catalogue.values()]
     highest = [measure.high for measure in sense.catalogue.values()]

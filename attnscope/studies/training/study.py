@@ -27,9 +27,9 @@ from attnscope.results.result import failure_line
 from attnscope.results.table import HEADS, Column, Estimate, Table
 from attnscope.studies.ablate.measurers import PassSettings, Replacements, measure_cuts
 from attnscope.studies.ablate.reading import BatchReader
-from attnscope.studies.failures import failure
+from attnscope.studies.failures import describe_failure
 from attnscope.studies.heads.roles import RULES
-from attnscope.studies.heads.study import heads, probe_texts
+from attnscope.studies.heads.study import heads, make_probe_texts
 from attnscope.studies.inputs.texts import AnyTexts, ReportProgress, Texts, scale_report, texts_of
 from attnscope.studies.training.options import TrainingOptions
 
@@ -95,7 +95,7 @@ def training(
         except Exception as error:
             # Skip this checkpoint, whatever a library raises on it, and go on with the others.
             first_error = first_error or error
-            reason = one_line(failure(stage.name, error)["error"])
+            reason = one_line(describe_failure(stage.name, error)["error"])
             skipped.append(asdict(Problem(stage.name, None, reason)))
         # Modules of a network refer to each other. Free their memory before the next network is loaded.
         gc.collect()
@@ -248,7 +248,7 @@ def _measure(
     # Measure its heads, but do not describe them.
     began = time.perf_counter()
     if texts is None:
-        texts = probe_texts(model)
+        texts = make_probe_texts(model)
     findings = heads(model, texts, replace(options.heads, describe=None), report)
     if not findings.corpus["complete"]:
         raise KeyboardInterrupt
