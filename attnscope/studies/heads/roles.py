@@ -85,8 +85,8 @@ class RoleRule:
         threshold: The default threshold; users may choose another.
         must_beat_uniform: Whether the measure must also be above its value under uniform attention.
         min_defined: The least share of the queries for which the measure must be defined. If it is defined for few
-            queries, the reason is the mask, and not the head. For example, in a causal layer a separator at the end of a
-            text is hidden from all other tokens; in a layer with a window of a few tokens, the first token is hidden
+            queries, the reason is the mask, and not the head. For example, in a causal layer a separator at the end of
+            a text is hidden from all other tokens; in a layer with a window of a few tokens, the first token is hidden
             from most queries.
         rescales_threshold: Whether the threshold is rescaled for the length of the texts, so that it asks the same of
             short and long texts. Only `diffuse` does so; see `_RoleTests._diffuse_limit`.
