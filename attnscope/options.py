@@ -13,7 +13,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from attnscope.errors import UsageError, require_choice, suggest
 
-C = TypeVar("C", bound=type)
+OptionsClass = TypeVar("OptionsClass", bound=type)
 
 Heads = tuple[tuple[int, int], ...]
 """Single heads, as (layer, head)."""
@@ -35,11 +35,11 @@ class Option:
     # Parses the value from the command line; None = its type decides
     read: Callable[[Any], Any] | None = None
     # The default in the words of the command line, such as "zero,mean"; `read` parses it
-    written: Any = None
+    default_text: Any = None
     # Whether the command line does not have it
     python_only: bool = False
     # What a shell completes it with: "models"; None = nothing
-    complete: str | None = None
+    completion: str | None = None
     # The heading of the help that it stands under; None = that of its group
     panel: str | None = None
     # Whether it is an argument of the command line, by position and without a flag
@@ -47,11 +47,11 @@ class Option:
     # What the help calls the value of an argument; None = as typer does
     metavar: str | None = None
     # Whether the command line requires it, though it has a default in Python
-    needed: bool = False
+    is_required: bool = False
     # Whether only --help-all shows it
     rare: bool = False
     # Whether it may be repeated on the command line, and `read` takes the list of all values
-    several: bool = False
+    is_repeatable: bool = False
 
     def require(self, name: str, value: Any) -> None:
         """Refuse a value outside the range or the choices; `name` is what messages call the option."""
@@ -104,7 +104,7 @@ def name_option(field: dataclasses.Field[Any]) -> str:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(option, dataclasses.field))
-def options(cls: C) -> C:
+def options(cls: OptionsClass) -> OptionsClass:
     """Make a class a frozen dataclass of options: ranges are checked, and its docstring lists them.
 
     A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
@@ -209,14 +209,14 @@ def stride_option() -> Any:
 
 # Parsers of values on the command line -------------------------------------------------------------------------------
 
-_NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
-_SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
-_HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
+_RANGE_PATTERN = re.compile(r"\d+(-\d+)?", re.ASCII)
+_SPAN_PATTERN = re.compile(r"(\d*):(\d*)", re.ASCII)
+_HEAD_PATTERN = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
 
 _MAX_DIGITS = 18
 """The most digits of a number that fits into 64 bits."""
 
-_MAX_LAYERS = 9999
+_MAX_RANGE_END = 9999
 """More layers or heads than any model has. It keeps the tuple of a mistyped range, such as 0-99999999, small."""
 
 
@@ -224,13 +224,13 @@ def read_ranges(listed: str) -> tuple[int, ...]:
     """Return the numbers in a list of numbers and ranges: `0,3-5` becomes (0, 3, 4, 5)."""
     hint = "layers and heads are chosen like this: 0,3-5; --mean shows means"
     numbers: list[int] = []
-    for part in _split(listed, "layer or head", hint):
-        if not _NUMBERS.fullmatch(part):
+    for part in _split_at_commas(listed, "layer or head", hint):
+        if not _RANGE_PATTERN.fullmatch(part):
             raise UsageError(f"{part!r} is not a number or a range", hint)
         ends = [read_number(digits, "a layer or head") for digits in part.split("-")]
         first = ends[0]
         last = ends[-1]
-        if not first <= last <= _MAX_LAYERS:
+        if not first <= last <= _MAX_RANGE_END:
             raise UsageError(
                 f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5"
             )
@@ -241,7 +241,7 @@ def read_ranges(listed: str) -> tuple[int, ...]:
 def read_numbers(listed: str, option: str) -> tuple[int, ...]:
     """Return the numbers in a list without ranges, such as `1024,4096`; `option` is what messages call the option."""
     hint = "numbers with commas between, such as 1024,4096"
-    parts = _split(listed, option, hint)
+    parts = _split_at_commas(listed, option, hint)
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise UsageError(f"{option} is {listed!r}", hint)
     return tuple(read_number(part, option) for part in parts)
@@ -260,15 +260,15 @@ def read_heads(listed: str) -> Heads:
     """Return the heads in a list such as `L3H1,L5H11`, as (layer, head)."""
     hint = "single heads are chosen like this: L3H1,L5H11"
     heads: list[tuple[int, int]] = []
-    for part in _split(listed, "head", hint):
-        match = _HEAD.fullmatch(part)
+    for part in _split_at_commas(listed, "head", hint):
+        match = _HEAD_PATTERN.fullmatch(part)
         if not match:
             raise UsageError(f"{part!r} is not a head", hint)
         heads.append((read_number(match[1], "a layer"), read_number(match[2], "a head")))
     return tuple(dict.fromkeys(heads))
 
 
-def _split(listed: str, what: str, hint: str) -> list[str]:
+def _split_at_commas(listed: str, what: str, hint: str) -> list[str]:
     """Split a list at its commas; refuse an empty part: the user may have forgotten a head there.
 
     Messages call a part `what`.
@@ -283,18 +283,18 @@ def _split(listed: str, what: str, hint: str) -> list[str]:
 
 def read_columns(listed: str) -> tuple[str, ...]:
     """Return the names of columns in a list such as `layer,head`."""
-    return tuple(_split(listed, "name", "such as layer,head"))
+    return tuple(_split_at_commas(listed, "name", "such as layer,head"))
 
 
-def read_span(written: str, option: str) -> tuple[int, int | None]:
+def read_span(default_text: str, option: str) -> tuple[int, int | None]:
     """Return the start and the stop of a range of tokens, written as a slice; messages call the option `option`.
 
     `1000:1064` becomes (1000, 1064), `:64` becomes (0, 64), and `1000:` becomes (1000, None).
     """
-    match = _SPAN.fullmatch(written.strip())
-    if not match or match[0] == ":" or len(written) > 20:
+    match = _SPAN_PATTERN.fullmatch(default_text.strip())
+    if not match or match[0] == ":" or len(default_text) > 20:
         raise UsageError(
-            f"{option} {written!r} is not a range",
+            f"{option} {default_text!r} is not a range",
             "tokens are numbered from 0, from:to, such as 1000:1064",
         )
     return int(match[1] or 0), int(match[2]) if match[2] else None

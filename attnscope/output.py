@@ -49,16 +49,16 @@ DEFAULT_FOLDER = Path("attnscope-out")
 INTERRUPTED = "interrupted"
 """The subfolder for the files of an interrupted study, if the folder holds others that they would replace."""
 
-MAX_SAVED = 1 << 26
+MAX_SAVED_BYTES = 1 << 26
 """The most bytes of weights that are saved beside the figures of a heatmap, so that `show` can draw them again."""
 
-TEXT = "text"
+TERMINAL_FORMAT = "text"
 """The format of maps in the terminal."""
 
-_STYLE = (*MAP_STYLE, *SIZES)
+_STYLE_OPTIONS = (*MAP_STYLE, *SIZES)
 """Options that are fields of `drawing.style.Style`."""
 
-_CHANGES: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+_CHANGE_BY_OPTION: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "hide_special": lambda record, options: record.hide_special(keep=options.get("query")),
     "without_sinks": lambda record, options: record.without_sinks(),
     "words": lambda record, options: record.merge_words(),
@@ -86,17 +86,17 @@ class Output:
     # Whether notes are left out
     quiet: bool = False
     # Whether maps are drawn in the terminal
-    draws_text: bool = False
+    draws_maps: bool = False
     # Whether the terminal has a few lines on the strongest links of maps, and the address of the first figure
-    is_brief: bool = False
+    prints_summary: bool = False
     # How the record is shown, by options of its kind
     options: Mapping[str, Any] = field(default_factory=dict)
     # If the record has only the heads that were picked from another one: that one. Heads are ranked among all of it.
-    among: Result | None = None
+    full_result: Result | None = None
 
     def style(self, record: Result) -> Any:
         """Return how the figures of a record are drawn."""
-        return record.style(**_pick(self.options, _STYLE))
+        return record.style(**_select_options(self.options, _STYLE_OPTIONS))
 
     def deliver(
         self, record: Result, folder: Path | None = None, other_paths: Sequence[Path] = ()
@@ -128,14 +128,20 @@ class Output:
         # Large weights of maps, which alone have a `glance`, are saved only if the user named a format for them.
         if self.kind.glance and not self.has_named_formats:
             size = sum(array.nbytes for array in record.arrays().values())
-            if size > MAX_SAVED:
+            if size > MAX_SAVED_BYTES:
                 formats = tuple(name for name in formats if name in FIGURE_FORMATS)
                 notes.append(
                     f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
                 )
-        paths = [] if out is None else write(record, out, formats, self.options, self.stem, self.columns)
-        notes += note_fonts(texts_in(record.describe()), map(str, paths), self.options.get("font"))
-        say(notes, self.quiet)
+        paths = (
+            []
+            if out is None
+            else write_files(record, out, formats, self.options, self.stem, self.columns)
+        )
+        notes += note_missing_glyphs(
+            texts_in(record.describe()), map(str, paths), self.options.get("font")
+        )
+        print_notes(notes, self.quiet)
         # On stdout one JSON document; else tables, then the paths of files.
         paths += other_paths
         if self.json:
@@ -147,16 +153,16 @@ class Output:
         # `ResultKind.shown_with`.
         arguments = {
             **self.options,
-            "drawn": self.draws_text,
-            "among": self.among,
-            "answered": self.is_brief,
+            "draws_maps": self.draws_maps,
+            "full_result": self.full_result,
+            "prints_summary": self.prints_summary,
         }
         shown_with = {name: arguments.get(name) for name in self.kind.shown_with}
         print_record(record, open_console(), **shown_with)
-        print_paths(paths, has_address=self.is_brief and not self.draws_text)
+        print_paths(paths, has_address=self.prints_summary and not self.draws_maps)
 
 
-def _pick(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _select_options(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return those of the named options that are given."""
     return {name: options[name] for name in names if name in options}
 
@@ -192,8 +198,8 @@ def plan(
         AttnscopeError: The folder cannot be written.
     """
     kind = KINDS[kind_name]
-    known = (*kind.formats, TEXT) if kind.glance else kind.formats
-    output = _plan(
+    known = (*kind.formats, TERMINAL_FORMAT) if kind.glance else kind.formats
+    output = _plan_files(
         kind,
         out,
         formats,
@@ -203,12 +209,12 @@ def plan(
         options,
         has_default_folder=has_default_folder,
     )
-    if output.draws_text and json:
+    if output.draws_maps and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
     # Programs read stdout if there are only files of data, or with --quiet: then it has paths and nothing else.
     has_pictures = not {*FIGURE_FORMATS, *kind.page_formats}.isdisjoint(output.formats)
-    is_brief = has_default_folder and has_pictures and not quiet
-    return replace(output, json=json, quiet=quiet, is_brief=is_brief)
+    prints_summary = has_default_folder and has_pictures and not quiet
+    return replace(output, json=json, quiet=quiet, prints_summary=prints_summary)
 
 
 def show(
@@ -233,17 +239,17 @@ def show(
     kind = record.record_kind()
     # A script is not written: its lines are code, and a saved record may come from anywhere.
     known = [name for name in kind.formats if name != "py"]
-    usual = [TEXT]
+    usual = [TERMINAL_FORMAT]
     if out is not None and "png" in kind.usual_formats:
         usual = ["png"]
     elif out is not None:
         usual = [name for name in kind.usual_formats if name in known]
-    output = _plan(kind, out, formats, [*known, TEXT], usual, columns, options)
+    output = _plan_files(kind, out, formats, [*known, TERMINAL_FORMAT], usual, columns, options)
     # Pick heads and change the record as options ask; the remaining options say how it is drawn.
     remaining = dict(output.options)
     choice = [remaining.pop(name, None) for name in CHOICE_OF_HEADS]
     shown = choose_heads(record, *choice)
-    for name, change in _CHANGES.items():
+    for name, change in _CHANGE_BY_OPTION.items():
         # A change that was made before the record was saved is not made again.
         if remaining.pop(name, None) and name not in shown.changes:
             shown = change(shown, output.options)
@@ -253,12 +259,12 @@ def show(
         kind.resolve("query")(shown, query)
     # Weights of a saved record are written however large they are, as if the user had named a format.
     output = replace(
-        output, json=json, quiet=quiet, options=remaining, among=record, has_named_formats=True
+        output, json=json, quiet=quiet, options=remaining, full_result=record, has_named_formats=True
     )
     output.write_and_print(shown, output.out)
 
 
-def _plan(
+def _plan_files(
     kind: ResultKind,
     out: Path | None,
     formats: str | None,
@@ -275,7 +281,7 @@ def _plan(
     """
     options = {name: value for name, value in options.items() if value is not None}
     kind.require_options(options)
-    load_named("drawing.style:Style")(**_pick(options, _STYLE))
+    load_named("drawing.style:Style")(**_select_options(options, _STYLE_OPTIONS))
     # A file may be named instead of a folder; files of other formats go beside it.
     stem = None
     if out is not None:
@@ -287,7 +293,7 @@ def _plan(
             out = out.parent
     # Check that there is a folder for files, and that there are files for the folder and the columns.
     names = tuple(usual) if formats is None else read_names(formats, known, "format")
-    files = tuple(name for name in names if name != TEXT)
+    files = tuple(name for name in names if name != TERMINAL_FORMAT)
     # The script of a trace reads the npz file beside it.
     if "py" in files and "npz" not in files:
         files = ("npz", *files)
@@ -309,7 +315,7 @@ def _plan(
         kind,
         out,
         files,
-        draws_text=TEXT in names,
+        draws_maps=TERMINAL_FORMAT in names,
         options=options,
         columns=columns,
         stem=stem,
@@ -320,7 +326,7 @@ def _plan(
 # Files ------------------------------------------------------------------------------------------------------------
 
 
-def write(
+def write_files(
     record: Result,
     out: Path,
     formats: Sequence[str],
@@ -353,8 +359,8 @@ def write(
             paths.append(kind.resolve("page")(record).save(staged / kind.file_name(name)))
         try:
             if figures:
-                names = {*kind.options} & {*_STYLE, *kind.drawn_with}
-                drawn = record.draw(staged, figures, **_pick(options, names))
+                names = {*kind.options} & {*_STYLE_OPTIONS, *kind.drawn_with}
+                drawn = record.draw(staged, figures, **_select_options(options, names))
                 if stem is not None:
                     drawn = _rename_figures(drawn, stem)
         except BaseException:
@@ -389,10 +395,12 @@ def _keep_data(staged: Path, out: Path) -> None:
             for name in names:
                 (staged / name).replace(folder / name)
         if target != out:
-            say([f"not all figures were drawn, so none is kept: the data are in {target}"], quiet=False)
+            print_notes(
+                [f"not all figures were drawn, so none is kept: the data are in {target}"], quiet=False
+            )
 
 
-def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:
+def note_missing_glyphs(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:
     """Return a note if figures among the files show characters that no font has."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
@@ -454,7 +462,7 @@ def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> N
         done = f"{corpus['n_texts']:,} {plural or 'texts'} say"
         if isinstance(n_checkpoints, int):
             done = amount(n_checkpoints, "checkpoint says", "checkpoints say")
-        say([f"incomplete: this is what {done}"], quiet=False)
+        print_notes([f"incomplete: this is what {done}"], quiet=False)
         if not failures:
             raise KeyboardInterrupt
     # Errors, the gravest first.
@@ -479,13 +487,13 @@ def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> N
 
 # Printing ---------------------------------------------------------------------------------------------------------
 
-_CONTROLS = re.compile(
+_CONTROL_CHARACTERS = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 """Characters beyond ASCII that a terminal may obey and json.dumps keeps: controls, text direction, line separators."""
 
 
-def say(notes: Iterable[str], quiet: bool) -> None:
+def print_notes(notes: Iterable[str], quiet: bool) -> None:
     """Print notes for people on stderr, unless `quiet`."""
     if not quiet:
         for note in notes:
@@ -513,7 +521,7 @@ def print_json(document: str | Mapping[str, Any]) -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
         # Control characters, and bytes of file names that are not UTF-8, become escapes such as \u202e.
-        escaped = _CONTROLS.sub(lambda match: dumps(match[0])[1:-1], text)
+        escaped = _CONTROL_CHARACTERS.sub(lambda match: dumps(match[0])[1:-1], text)
         sys.stdout.buffer.write(escaped.encode() + b"\n")
 
 

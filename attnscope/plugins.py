@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
     TokenSet = Callable[[Tokens], NDArray[np.bool_]]
 
-GROUP = "attnscope.plugins"
+ENTRY_POINT_GROUP = "attnscope.plugins"
 """The group of entry points."""
 
-_loading: list[str] = []
+_plugins_being_imported: list[str] = []
 """Holds the name of the plugin that is being imported, to notice that it asks for plugins itself."""
 
 
 @functools.cache
-def plugins() -> tuple[ModuleType, ...]:
+def load_plugins() -> tuple[ModuleType, ...]:
     """Import the modules of all installed plugins, in the order of their names.
 
     Raises:
@@ -45,10 +45,10 @@ def plugins() -> tuple[ModuleType, ...]:
     """
     modules: list[ModuleType] = []
     # This call comes from a module that the call before it imports.
-    if _loading:
+    if _plugins_being_imported:
         raise ImportError("it imports attnscope.core.catalogue at its top; import it within measures()")
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        _loading.append(point.name)
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        _plugins_being_imported.append(point.name)
         try:
             modules.append(point.load())
         except Exception as error:
@@ -57,31 +57,31 @@ def plugins() -> tuple[ModuleType, ...]:
                 f"mend or uninstall the package that brings {point.value}",
             ) from error
         finally:
-            _loading.pop()
+            _plugins_being_imported.pop()
     return tuple(modules)
 
 
-def measures() -> list[Any]:
+def load_measures() -> list[Any]:
     """Return the measures of heads that plugins add."""
     added: list[Any] = []
-    for plugin in plugins():
+    for plugin in load_plugins():
         added += getattr(plugin, "measures", list)()
     return added
 
 
-def token_sets() -> dict[str, TokenSet]:
+def load_token_sets() -> dict[str, TokenSet]:
     """Return the sets of tokens that plugins define, by name."""
-    return _merge("TOKEN_SETS")
+    return _merge_dicts("TOKEN_SETS")
 
 
-def commands() -> dict[str, Callable[..., None]]:
+def load_commands() -> dict[str, Callable[..., None]]:
     """Return the commands that plugins add, by name."""
-    return _merge("COMMANDS")
+    return _merge_dicts("COMMANDS")
 
 
-def _merge(attribute: str) -> dict[str, Any]:
+def _merge_dicts(attribute: str) -> dict[str, Any]:
     """Return the entries of all plugins' dictionaries of this name; a plugin need not have one."""
     added: dict[str, Any] = {}
-    for plugin in plugins():
+    for plugin in load_plugins():
         added |= getattr(plugin, attribute, {})
     return added

@@ -84,7 +84,7 @@ def test_strongest_links_are_those_of_numpy_outside_sinks():
 def test_a_nearly_uniform_model_is_told_how_to_see_more():
     flat = np.full((1, 2, 8, 8), 1 / 8, np.float32)
     record = attnscope.record_from_arrays(flat, [f"t{place}" for place in range(8)])
-    lines = str(show(record, open_console(), drawn=False, answered=True)).splitlines()
+    lines = str(show(record, open_console(), draws_maps=False, prints_summary=True)).splitlines()
     assert lines[-1] == "none is above 0.2: --scale head shades each head by its own largest weight"
 
 

@@ -20,8 +20,8 @@ from attnscope import BatchOptions, Corpus, batch
 from attnscope.choice import Choice, TokenOptions
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
-from attnscope.output import write
-from attnscope.pages.gallery import page
+from attnscope.output import write_files
+from attnscope.pages.gallery import build_gallery
 from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 from attnscope.studies.batch import study
 from attnscope.studies.batch.study import folder_name
@@ -100,7 +100,7 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed, tmp_path):
     record = heatmap_study.study(
         "own", Prompt(TEXTS[0]), MapOptions(choice=Choice(layers=(0,)), query="cat"), LoadOptions()
     )
-    paths = write(record, tmp_path / "alone", HOW.formats, {"query": "cat"})
+    paths = write_files(record, tmp_path / "alone", HOW.formats, {"query": "cat"})
     assert {path.name for path in paths} == {Path(name).name for name in lines[0]["files"]}
     for path in paths:
         assert path.read_bytes() == (undisturbed / folder_name(0, TEXTS[0]) / path.name).read_bytes(), (
@@ -360,7 +360,7 @@ HOSTILE = "</p><script>alert('1')</script><img src=x onerror=alert(2)> \"&amp; \
 def test_hostile_text_shows_as_itself():
     files = {"L00.png": 3, "heatmap.npz": 4}
     drawn = DrawnText(0, HOSTILE, 1, "00000-p", HOSTILE, (HOSTILE,), files, HOSTILE, {}, (HOSTILE,), "0")
-    html = page(BatchRun(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),)))
+    html = build_gallery(BatchRun(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),)))
     assert "http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'sha256-" in html
     seen = Seen(html)
     assert "script" not in seen.tags

@@ -106,15 +106,15 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
     # Without an earlier set the new data stay.
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Result, "draw", interrupted)
-        output.write(fake_findings(2, 3), tmp_path / "out", formats)
+        output.write_files(fake_findings(2, 3), tmp_path / "out", formats)
     assert set(names_in(tmp_path / "out")) == {"heads.npz", "heads.csv"}
-    output.write(fake_findings(2, 3), tmp_path / "out", formats)
+    output.write_files(fake_findings(2, 3), tmp_path / "out", formats)
     # An earlier set stays whole, and the new data lie beside it.
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     capsys.readouterr()
     monkeypatch.setattr(Result, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        output.write(fake_findings(3, 4), tmp_path / "out", formats)
+        output.write_files(fake_findings(3, 4), tmp_path / "out", formats)
     assert {path: path.read_bytes() for path in before} == before
     assert len(attnscope.load_record(tmp_path / "out/interrupted")["heads"]) == 12
     assert "not all figures were drawn, so none is kept: the data are in" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_a_whole_map_as_records_have_it(opened, hide, words):
 
 
 def test_large_pages_are_coarser_and_still_true(open_page, monkeypatch):
-    monkeypatch.setattr("attnscope.pages.FINE_UP_TO", 0)
+    monkeypatch.setattr("attnscope.pages.MAX_FINE_WEIGHTS", 0)
     opened = open_page(page_of([PageText(FIRST)]))
     assert "within 0.0005" in opened.text("footer")
     for hide, words in product((0, 1), repeat=2):

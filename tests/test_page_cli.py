@@ -10,7 +10,7 @@ import pytest
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.pages import head_to_open
+from attnscope.pages import choose_opening_head
 from tests.atlas_helpers import small_atlas
 from tests.conftest import write_tiny
 from tests.findings_helpers import fake_findings
@@ -149,7 +149,7 @@ def test_bad_input_is_one_line(run, tiny_bert, arguments, status, said):
 
 def test_it_is_refused_before_the_model_runs(tiny_bert, monkeypatch):
     model = attnscope.load(tiny_bert)
-    monkeypatch.setattr("attnscope.pages.texts.MOST_WEIGHTS", 1)
+    monkeypatch.setattr("attnscope.pages.texts.MAX_WEIGHTS", 1)
     monkeypatch.setattr("attnscope.studies.maps.page.run_model", lambda *_: pytest.fail("the model ran"))
     with pytest.raises(AttnscopeError, match="too large for a browser"):
         attnscope.page(model, "the cat")
@@ -200,7 +200,7 @@ def test_a_page_opens_on_the_head_whose_queries_choose_distant_tokens(tmp_path):
     weights[0, 2] = np.eye(8)[3]  # all attend to the same token
     weights[0, 3] = 0.5 * np.eye(8, k=4) + 0.5 * np.eye(8, k=-4)  # each to a token of its own
     attention = replace(record.maps[0], weights=weights / weights.sum(-1, keepdims=True))
-    assert head_to_open(replace(record, maps=(attention,))) == (0, 3)
-    assert head_to_open(simple(3)) is None
+    assert choose_opening_head(replace(record, maps=(attention,))) == (0, 3)
+    assert choose_opening_head(simple(3)) is None
     replace(record, maps=(attention,)).page().save(tmp_path / "p.html")
     assert held(tmp_path / "p.html")["start"] == {"h": "0.3"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.pages.texts import FINE_STEP, LEFT_UNIT, STEP, max_pieces, pack, pieces_of
+from attnscope.pages.texts import FINE_STEP, ROW_SUM_STEP, STEP, count_pieces, max_pieces, pack_heads
 from attnscope.questions.heatmap import AttentionMap
 from tests.record_helpers import map_of, tokens_of
 
@@ -21,7 +21,7 @@ def unpacked(attention, step):
     n_keys = len(attention.keys)
     held = [attention.of(layer, head) for layer in attention.layers for head in attention.heads]
     heads = []
-    for members, data in pack(held, attention.keys, attention.keys.special, step):
+    for members, data in pack_heads(held, attention.keys, attention.keys.special, step):
         raw = zlib.decompress(base64.b64decode(data))
         n = len(members)
 
@@ -51,13 +51,13 @@ def unpacked(attention, step):
 
 def decoded(attention, hidden, step=STEP):
     """The weights of each head; with special keys hidden the shares of what is left, in the columns that stay."""
-    worth = step / pieces_of(attention.keys, max_pieces(step))
+    worth = step / count_pieces(attention.keys, max_pieces(step))
     special = attention.keys.special
     result = []
     for codes, scales in unpacked(attention, step):
         values = codes * worth
         if scales is not None and not hidden:
-            values[:, ~special] *= np.where(scales > 0, scales * LEFT_UNIT, 0.01)[:, None]
+            values[:, ~special] *= np.where(scales > 0, scales * ROW_SUM_STEP, 0.01)[:, None]
         if scales is not None and hidden:
             values[scales == 0] = 0
         result.append(values[:, ~special] if hidden else values)

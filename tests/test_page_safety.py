@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnscope.pages import PageText, page_of
-from attnscope.pages.document import PARTS, script, style
+from attnscope.pages.document import OPTIONAL_MODULES, build_script, build_style_sheet
 from tests.page_helpers import VIEWS
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
@@ -151,7 +151,7 @@ def test_a_damaged_file_says_so(browser, tmp_path):
 
 
 def test_data_never_become_markup():
-    whole = script(*PARTS)
+    whole = build_script(*OPTIONAL_MODULES)
     for mark in (
         "innerHTML",
         "outerHTML",
@@ -164,7 +164,7 @@ def test_data_never_become_markup():
     assert "style=" not in whole.replace('style="image-rendering:pixelated"', ""), (
         "the policy forbids style attributes"
     )
-    assert "url(" not in style(*PARTS)
+    assert "url(" not in build_style_sheet(*OPTIONAL_MODULES)
 
 
 def test_a_page_of_a_text_has_nothing_of_an_atlas():

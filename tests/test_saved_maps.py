@@ -22,7 +22,7 @@ def test_what_was_drawn_is_shown_again_from_its_folder(run):
 
 
 def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "MOST_SAVED", 100)
+    monkeypatch.setattr(output, "MAX_SAVED_BYTES", 100)
     status, out, err = run("heatmap", "the cat", "-m", "own", "-L", "0", "-o", "drawn")
     assert status == 0
     assert out.split()[-1] == "drawn/L00.png"

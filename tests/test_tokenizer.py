@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.tokenizer import FastTokenizer, why_not_fast
+from attnscope.models.tokenizer import FastTokenizer, explain_slow_tokenizer
 from tests.conftest import write_tokenizer
 
 
@@ -164,6 +164,6 @@ def test_damaged_files_are_refused_in_one_line(name, content, message, tmp_path)
 
 
 def test_no_tokenizer_at_all_is_refused(tmp_path):
-    assert why_not_fast(tmp_path) == "it holds no tokenizer.json"
+    assert explain_slow_tokenizer(tmp_path) == "it holds no tokenizer.json"
     with pytest.raises(AttnscopeError, match=r"no tokenizer\.json"):
         FastTokenizer.open(tmp_path)

@@ -69,8 +69,8 @@ def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind, 
 
 @pytest.mark.parametrize("kind", RECORDS)
 def test_nothing_is_printed_that_was_not_asked_for(kind):
-    assert printed(RECORDS[kind](), drawn=False) == ""
-    alone = printed(RECORDS["text"](), drawn=False, query="t1")
+    assert printed(RECORDS[kind](), draws_maps=False) == ""
+    alone = printed(RECORDS["text"](), draws_maps=False, query="t1")
     assert "attends to" in alone
     assert "strongest links" not in alone
 

@@ -121,7 +121,7 @@ def _run() -> int:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     # Build the named command alone: the options of each take time. Without a name, help lists all commands.
     names: Sequence[str] = NAMES
-    if sys.argv[1:] and sys.argv[1] in (*NAMES, *plugins.commands()):
+    if sys.argv[1:] and sys.argv[1] in (*NAMES, *plugins.load_commands()):
         names = (sys.argv[1],)
     try:
         return build_app(names)(standalone_mode=False) or 0
@@ -154,7 +154,7 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
             else:
                 _add(app, getattr(import_module(f"attnscope.cli.{name}"), name), panel)
     # Commands of installed plugins.
-    for name, function in plugins.commands().items():
+    for name, function in plugins.load_commands().items():
         if name in names or names == NAMES:
             _add(app, function, "Added by other packages")
     return app

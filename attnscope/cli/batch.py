@@ -26,14 +26,14 @@ class BatchTexts(TextFileOptions):
         "Files or patterns: txt, jsonl, csv, also gzipped; `-` draws lines of stdin as they come.",
         default=(),
         argument=True,
-        needed=True,
+        is_required=True,
     )
     out: Path = option(
         "The folder to write to, or to go on in.",
         "-o",
         "--out",
         default=Path(),
-        needed=True,
+        is_required=True,
         panel="Output",
     )
 
@@ -53,7 +53,7 @@ def batch(
     - `attnscope batch sample_texts/sentences.txt -o figures`
     - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`
     """
-    from attnscope.output import note_fonts, print_document, say
+    from attnscope.output import note_missing_glyphs, print_document, print_notes
     from attnscope.studies.batch.study import INDEX, MANIFEST
     from attnscope.studies.batch.study import batch as draw
 
@@ -65,14 +65,16 @@ def batch(
     # Say how many texts were there from earlier runs.
     n_before = len(result.drawn) - result.n_fresh
     if n_before:
-        say([f"{n_before:,} of {amount(result.n_texts, 'text')} were drawn before"], printing.quiet)
+        print_notes(
+            [f"{n_before:,} of {amount(result.n_texts, 'text')} were drawn before"], printing.quiet
+        )
     # Say which characters of the labels no font has.
     labels: list[str] = []
     file_names: list[str] = []
     for text in result.drawn:
         labels += (text.text, *text.tokens)
         file_names += text.files
-    say(note_fonts(labels, file_names, drawing.font), printing.quiet)
+    print_notes(note_missing_glyphs(labels, file_names, drawing.font), printing.quiet)
     answer = "" if printing.quiet else _answer(result, order, texts.out)
     print_document(result.as_json, [texts.out / INDEX, texts.out / MANIFEST], printing.json, answer)
     _fail_unless_complete(result)

@@ -76,18 +76,18 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     """
     option = _option_of(field)
     kind, default = _type_and_default(owner, field)
-    complete = complete_models if option.complete else None
+    completion = complete_models if option.completion else None
     # An argument is found by its position, an option by its flags.
     typer_info: Any
     if option.argument:
         metavar = option.metavar or field.name.upper()
         typer_info = typer.Argument(
-            help=option.help, show_default=False, metavar=metavar, autocompletion=complete
+            help=option.help, show_default=False, metavar=metavar, autocompletion=completion
         )
     else:
         flags = option.flags or (f"--{field.name.replace('_', '-')}",)
         typer_info = typer.Option(
-            *flags, help=option.help, min=option.least, max=option.most, autocompletion=complete
+            *flags, help=option.help, min=option.least, max=option.most, autocompletion=completion
         )
         # The help of an option that may be repeated (list[str] or list[Path]) names the type of one value.
         if "list[" in str(kind):
@@ -96,7 +96,7 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
         typer_info.rich_help_panel = option.panel or getattr(owner, "PANEL", None)
     typer_info.hidden = option.rare
     # Typer requires a parameter without a default. An option may be needed here and have a default in Python.
-    if option.needed or default is dataclasses.MISSING:
+    if option.is_required or default is dataclasses.MISSING:
         default = inspect.Parameter.empty
     return inspect.Parameter(
         field.name,
@@ -114,12 +114,12 @@ def _type_and_default(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any,
     option = _option_of(field)
     # As Any: type checkers refuse list[x] where x is a value.
     list_of: Any = list
-    # Typer passes text, which the field's own parser reads later: several words, or one. `written` is its default, as
-    # one would type it.
-    if option.several:
+    # Typer passes text, which the field's own parser reads later: several words, or one. `default_text` is the default,
+    # as a user would type it.
+    if option.is_repeatable:
         return list_of[str] | None, None
     if option.read is not None:
-        return str | None, option.written
+        return str | None, option.default_text
     # Annotations are strings. Resolve this one alone: others may name modules that are not imported yet.
     scope = vars(sys.modules[owner.__module__])
     named = SimpleNamespace(__annotations__={field.name: owner.__annotations__[field.name]})

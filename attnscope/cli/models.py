@@ -10,7 +10,7 @@ class OptionalModel:
     """Hold the model to describe, if one is named, and how it is loaded."""
 
     model: str | None = option(
-        "A known name, a folder, or a Hub id.", default=None, argument=True, complete="models"
+        "A known name, a folder, or a Hub id.", default=None, argument=True, completion="models"
     )
     loading: LoadOptions = group(LoadOptions)
 

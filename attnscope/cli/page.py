@@ -14,14 +14,14 @@ def page(*, order: PageOptions, model: ModelOptions, printing: PrintingOptions) 
     - `attnscope page --record heatmap.npz`
     - `attnscope page --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
     """
-    from attnscope.output import print_document, say
+    from attnscope.output import print_document, print_notes
     from attnscope.studies.maps.page import write_page
 
     if str(order.out) == "-":
         refuse_beside("-o -", json=printing.json)
     with progress(printing.quiet) as report:
         written = write_page(model.model, order, model.loading, report)
-    say(written.notes, printing.quiet)
+    print_notes(written.notes, printing.quiet)
     # Print where the page is. If it went to stdout or into a pipe, print that only as JSON.
     if printing.json or not written.is_stream:
         answer = "" if printing.quiet else written.answer

@@ -16,7 +16,7 @@ class AnnotatedFiles(AnnotationOptions):
         "Annotated files or patterns: .conllu, .jsonl with links, .py; also gzipped; - is stdin.",
         default=(),
         argument=True,
-        needed=True,
+        is_required=True,
     )
 
 

@@ -25,7 +25,7 @@ class ModelOptions:
         "-m",
         "--model",
         default="minilm",
-        complete="models",
+        completion="models",
     )
     loading: LoadOptions = group(LoadOptions)
 

@@ -283,7 +283,7 @@ _TEXT_MEASURES = (
 )
 
 MEASURES: dict[str, Measure] = {
-    measure.name: measure for measure in (*_TEXT_MEASURES, *plugins.measures())
+    measure.name: measure for measure in (*_TEXT_MEASURES, *plugins.load_measures())
 }
 """The measures of texts by name: these, then those that plugins add."""
 

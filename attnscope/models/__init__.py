@@ -276,7 +276,7 @@ def _why_not_native(source: Source) -> str | None:
         return error.message
     from attnscope.models import tokenizer
 
-    return tokenizer.why_not_fast(source.files_folder)
+    return tokenizer.explain_slow_tokenizer(source.files_folder)
 
 
 def _hash_quietly(source: Source) -> None:

@@ -12,7 +12,7 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import PieceStyle, require_tokenizable, tokens_of_encoding
 
 
-def why_not_fast(folder: Path) -> str | None:
+def explain_slow_tokenizer(folder: Path) -> str | None:
     """Return why a folder's tokenizer needs transformers, as the end of a sentence; None if it does not."""
     return None if (folder / "tokenizer.json").is_file() else "it holds no tokenizer.json"
 
@@ -25,7 +25,7 @@ class FastTokenizer(Tokenizer):
         backend.no_padding()
         self.name = name
         self.backend = backend
-        self._style = style_of(backend)
+        self._style = detect_piece_style(backend)
         # A Unigram model holds the id of its unknown token, the other models its text.
         self.unknown_id = getattr(backend.model, "unk_id", None)
         if self.unknown_id is None and getattr(backend.model, "unk_token", None):
@@ -50,7 +50,7 @@ class FastTokenizer(Tokenizer):
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
         """Load a model's tokenizer.json."""
-        reason = why_not_fast(folder)
+        reason = explain_slow_tokenizer(folder)
         if reason is not None:
             raise AttnscopeError(
                 f"{folder}: {reason}",
@@ -78,7 +78,7 @@ class FastTokenizer(Tokenizer):
         return tokens_of_encoding(encoding, text, pair, self._style)
 
 
-def style_of(backend: tokenizers.Tokenizer) -> PieceStyle:
+def detect_piece_style(backend: tokenizers.Tokenizer) -> PieceStyle:
     """Return how a tokenizer writes its pieces, judged by the classes of its parts."""
     # The repr of a part names its class, and those of all parts of a Sequence.
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"

@@ -7,11 +7,11 @@ import numpy as np
 
 from attnscope.errors import AttnscopeError
 from attnscope.pages.document import PAGE_SCHEMA, Page, assemble
-from attnscope.pages.heads import PageHeads, heads_of
+from attnscope.pages.heads import PageHeads, prepare_heads
 from attnscope.pages.texts import (
     FINE_STEP,
-    FINE_UP_TO,
-    LEFT_UNIT,
+    MAX_FINE_WEIGHTS,
+    ROW_SUM_STEP,
     STEP,
     PageText,
     describe_text,
@@ -26,7 +26,7 @@ __all__ = [
     "PAGE_SCHEMA",
     "Page",
     "PageText",
-    "head_to_open",
+    "choose_opening_head",
     "page_of",
     "page_of_record",
     "require_room",
@@ -45,7 +45,7 @@ def page_of_record(record: Any, *, findings: HeadsResult | None = None) -> Page:
     """
     if isinstance(record, Heatmap):
         return page_of([PageText(record)], findings=findings)
-    return page_of([], heads=heads_of(record, findings))
+    return page_of([], heads=prepare_heads(record, findings))
 
 
 def page_of(
@@ -61,7 +61,7 @@ def page_of(
         texts: The texts with their attention; may be empty if there are `heads`.
         findings: Names the roles of heads; None = `heads` does.
         start: The first view, as the page's address names it: `{"v": "matrix", "h": "3.1"}`.
-        heads: A record about heads, such as an atlas, made ready by `heads_of`.
+        heads: A record about heads, such as an atlas, made ready by `prepare_heads`.
 
     Raises:
         AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
@@ -72,7 +72,7 @@ def page_of(
     has_photos = any(record.picture is not None or record.pictures for record in records)
     # Small pages keep weights in finer steps.
     step = FINE_STEP
-    if records and require_room(records) > FINE_UP_TO:
+    if records and require_room(records) > MAX_FINE_WEIGHTS:
         step = STEP
     # The manifest is what the page's script reads first. See `texts` for steps and units of weights.
     manifest: dict[str, Any] = {
@@ -80,7 +80,7 @@ def page_of(
         "version": VERSION,
         "step": step,
         "mostPieces": max_pieces(step),
-        "leftUnit": LEFT_UNIT,
+        "leftUnit": ROW_SUM_STEP,
         "heads": None,
         "roles": None,
         "start": {**(start or {})},
@@ -95,7 +95,7 @@ def page_of(
         parts.append("heads")
     if has_photos:
         parts.append("photo")
-    role_source = heads if findings is None else heads_of(findings)
+    role_source = heads if findings is None else prepare_heads(findings)
     if role_source is not None:
         manifest["roles"] = role_source.roles
     # Means over heads have names instead of a layer and a head.
@@ -112,13 +112,13 @@ def page_of(
         # Of hundreds of patches each gets a small weight, too pale on a scale up to 1. Photos have a view of their own.
         manifest["start"] = {"scale": "head", **manifest["start"]}
         manifest["start"].pop("v", None)
-    elif heads is None and (opened := head_to_open(records[0])):
+    elif heads is None and (opened := choose_opening_head(records[0])):
         layer, head = opened
         manifest["start"] = {"h": f"{layer}.{head}", **manifest["start"]}
     return Page(assemble(manifest, blocks, parts))
 
 
-def head_to_open(record: Heatmap) -> tuple[int, int] | None:
+def choose_opening_head(record: Heatmap) -> tuple[int, int] | None:
     """Return the head that a page opens on: the one whose queries attend most to distant tokens, and to different ones.
 
     A query's score is its largest weight above the key's mean over all queries, among keys that are neither special

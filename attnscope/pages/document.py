@@ -16,7 +16,7 @@ from attnscope.version import VERSION
 
 PAGE_SCHEMA = "attnscope.page/1"
 
-MODULES = (
+COMMON_MODULES = (
     "colour",
     "data",
     "state",
@@ -35,7 +35,7 @@ MODULES = (
 )
 """The ES modules of every page, each after those that it imports."""
 
-PARTS = {
+OPTIONAL_MODULES = {
     "heads": ("wording", "catalog", "query", "scatter", "atlas", "card", "examples", "head"),
     "photo": ("photo",),
 }
@@ -80,12 +80,12 @@ class Page:
 
 
 @cache
-def script(*parts: str) -> str:
+def build_script(*parts: str) -> str:
     """Return the page's modules joined into one; without imports and exports, as all names are in one scope."""
     source = files("attnscope.pages") / "src"
-    modules = [*MODULES]
+    modules = [*COMMON_MODULES]
     for part in parts:
-        modules += PARTS[part]
+        modules += OPTIONAL_MODULES[part]
     modules.append("app")
     # Modules one after the other, each after those that it imports.
     joined = []
@@ -107,7 +107,7 @@ def script(*parts: str) -> str:
 
 
 @cache
-def style(*parts: str) -> str:
+def build_style_sheet(*parts: str) -> str:
     """Return the page's style sheet: the common ones, and those of its parts, joined."""
     source = files("attnscope.pages") / "src"
     sheet = ""
@@ -131,13 +131,13 @@ def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence
     Args:
         manifest: What the page shows, for JSON.
         blocks: Packed arrays, which the page's script finds as the elements d0, d1 and so on.
-        parts: The names in `PARTS` of what the page has beside the common modules.
+        parts: The names in `OPTIONAL_MODULES` of what the page has beside the common modules.
     """
     # JSON inside of a script element: "<" could end it. A lone surrogate cannot be written as UTF-8, but as an escape.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c")
-    code = script(*parts)
-    css = style(*parts)
+    code = build_script(*parts)
+    css = build_style_sheet(*parts)
     policy = (
         f"default-src 'none'; script-src {policy_hash(code)}; style-src {policy_hash(css)}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"

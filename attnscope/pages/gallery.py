@@ -11,10 +11,10 @@ from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 _MAX_CHARACTERS = 400
 """Characters of a text on its card, at most."""
 
-_SHOWN_IN_IMG = (".png", ".svg")
+_IMG_SUFFIXES = (".png", ".svg")
 
 # Control characters, and marks that change the direction of text.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _CSS = """
 :root { color-scheme: light dark; --faint: #6f6f6f; --line: #d5d5d5; }
@@ -34,14 +34,14 @@ img { display: block; height: 100%; object-fit: contain; object-position: top; w
 li { margin-bottom: .4rem; overflow-wrap: anywhere; }
 """
 
-_POLICY = (
+_SECURITY_POLICY = (
     f"default-src 'none'; style-src {policy_hash(_CSS)}; img-src 'self' file:; form-action 'none'; "
     "base-uri 'none'"
 )
 """No scripts. Figures come from beside the page: 'self' on a server; `file:` on disk, where 'self' allows nothing."""
 
 
-def page(batch: BatchRun) -> str:
+def build_gallery(batch: BatchRun) -> str:
     """Return the HTML page of a batch. Whatever a text holds is shown as it is, and means nothing to the browser."""
     # The line of facts below the title. Of an interrupted run it counts what is drawn, not what was tried.
     n_texts = batch.n_texts if batch.complete else len(batch.drawn)
@@ -53,7 +53,7 @@ def page(batch: BatchRun) -> str:
     # The policy forbids scripts and anything from the network.
     parts = [
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
-        f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">',
+        f'<meta http-equiv=Content-Security-Policy content="{_SECURITY_POLICY}">',
         '<meta name=viewport content="width=device-width, initial-scale=1">',
         f"<title>{_to_html(batch.model)}: what each head attends to</title>\n<style>{_CSS}</style>",
         f"<h1>{_to_html(batch.model)}: what each head attends to</h1>",
@@ -74,7 +74,7 @@ def _write_card(drawn: DrawnText) -> str:
         link = quote(f"{drawn.folder}/{name}")
         files += f'<a href="{link}">{_to_html(name)}</a> '
         # No width and height: those of a figure depend on the model, and CSS gives its box a fixed height.
-        if not figure and name.endswith(_SHOWN_IN_IMG):
+        if not figure and name.endswith(_IMG_SUFFIXES):
             alt = f"{_to_html(name)} of text {drawn.index}"
             image = f'<img src="{link}" loading=lazy decoding=async alt="{alt}">'
             figure = f'<a href="{link}">{image}</a>\n'
@@ -103,5 +103,5 @@ def _short_html(text: str) -> str:
 
 
 def _to_html(text: str) -> str:
-    """Return a text escaped for HTML; characters in `_UNSEEN` become code points, such as <U+202E>."""
-    return escape(_UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text))
+    """Return a text escaped for HTML; characters in `_CONTROL_CHARACTERS` become code points, such as <U+202E>."""
+    return escape(_CONTROL_CHARACTERS.sub(lambda match: f"<U+{ord(match[0]):04X}>", text))

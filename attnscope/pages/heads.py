@@ -25,7 +25,7 @@ from attnscope.report.wording import label
 from attnscope.results.storage import plain
 from attnscope.results.table import Table
 
-N_NEAR = 12
+N_NEAREST_HEADS = 12
 """How many of the nearest heads a head's card names."""
 
 N_DIGITS = 8
@@ -34,7 +34,7 @@ N_DIGITS = 8
 FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
 """The columns that stand first where a reader chooses an axis; they are no measures."""
 
-FURTHER_AXES = ("map_x", "map_y", "resting_share", "active_share")
+OTHER_AXES = ("map_x", "map_y", "resting_share", "active_share")
 """Other columns that are axes but no measures: where heads lie on their map, and their attention on sinks or not."""
 
 NOT_AXES = ("whole_explained", "whole_nats")
@@ -55,7 +55,7 @@ class PageHeads:
     roles: Mapping[str, Any]
 
 
-def heads_of(record: HeadsResult | Atlas, findings: HeadsResult | None = None) -> PageHeads:
+def prepare_heads(record: HeadsResult | Atlas, findings: HeadsResult | None = None) -> PageHeads:
     """Return what a page shows of a record about heads.
 
     Args:
@@ -103,7 +103,7 @@ def _describe_columns(
         if name in NOT_AXES or name not in table or not np.isfinite(table[name]).any():
             continue
         kind = "measure"
-        if name in FIRST_COLUMNS or name in FURTHER_AXES:
+        if name in FIRST_COLUMNS or name in OTHER_AXES:
             kind = ""
         elif name in effects:
             kind = "effect"
@@ -138,7 +138,7 @@ def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
         # Descriptions, with how well they predict held-out texts.
         if "description" in table:
             head["words"] = str(table["description"][row])
-            head["explained"] = _explained(table, row)
+            head["explained"] = _say_explained(table, row)
             head["warning"] = str(table["other_half"][row])
         heads.append(head)
     # In the table of roles, `head` is a row of the table of heads.
@@ -152,7 +152,7 @@ def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
     return heads
 
 
-def _explained(heads: Table, row: int) -> str:
+def _say_explained(heads: Table, row: int) -> str:
     """Return a sentence on how much of a head's attention its description explains; "" = it is unknown."""
     explained, low, high = heads.interval("kl_explained")[row]
     if not math.isfinite(explained):
@@ -234,7 +234,7 @@ def _describe_atlas(atlas: Atlas) -> tuple[dict[str, Any], list[str]]:
         pairs.append(head_pairs)
         tokens.append(sorted(head_tokens))
         # Pack the card by itself: the page opens it when the reader asks for it. The nearest heads come first.
-        near = [other for other in largest_first(-distances) if other != head][:N_NEAR]
+        near = [other for other in largest_first(-distances) if other != head][:N_NEAREST_HEADS]
         examples = np.flatnonzero(atlas.table("examples")["head"] == head).tolist()
         card = {
             "tables": token_rows,
@@ -243,7 +243,7 @@ def _describe_atlas(atlas: Atlas) -> tuple[dict[str, Any], list[str]]:
             "near": list(zip(near, distances[near].tolist(), strict=True)),
             "examples": [_describe_example(atlas, example) for example in examples],
         }
-        cards.append(_pack(card, _kept_weights(atlas, examples)))
+        cards.append(_pack(card, _collect_kept_weights(atlas, examples)))
     meanings = {name: atlas.options.get(name, "") for name in ("rank", "score", "lift")}
     facts = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": tokens, "pairs": pairs}
     return facts, cards
@@ -291,7 +291,7 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
     return described
 
 
-def _kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
+def _collect_kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
     """Return the weights of examples as an atlas keeps them: of each shown token the largest, quantised to codes.
 
     First how many keys each token keeps, then these keys, then their codes, each of them for all examples.

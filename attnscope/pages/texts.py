@@ -45,25 +45,25 @@ FINE_STEP = 1 / 10000
 PATCH_STEP = 1 / 58000
 """The step for keys that are patches of a picture, as fine as 16 bits allow: hundreds of patches share a row."""
 
-FINE_UP_TO = 1 << 20
+MAX_FINE_WEIGHTS = 1 << 20
 """The most weights of a small page."""
 
-LEFT_UNIT = 1 / 59000
+ROW_SUM_STEP = 1 / 59000
 """The step of a row's sum outside sinks, by which its shares are multiplied; 16 bits reach up to 1.1."""
 
-THUMBNAIL_SIDE = 96
+THUMBNAIL_SIDE_PX = 96
 """Pixels of a side of a head's thumbnail, which the page shows before it unpacks the weights of a large map."""
 
 _CHUNK_BYTES = 1 << 18
 """A chunk holds as many heads as have codes of so many bytes, but at least one head."""
 
-MAX_SIDE = 768
+MAX_PHOTO_SIDE_PX = 768
 """The most pixels of the longer side of an embedded photo: the page has no more room."""
 
-_QUALITY = 88
+_JPEG_QUALITY = 88
 """JPEG quality of embedded photos, of 100."""
 
-_SAME_EDGE = 0.01
+_EDGE_TOLERANCE = 0.01
 """Two pictures show the same part of a photo if their edges differ by at most this share of its shorter side."""
 
 
@@ -183,7 +183,7 @@ def _describe_map(
     # Each chunk has the number of its block, and the indices of its heads.
     chunks = []
     all_weights = [*weights, *known_full_width.values()]
-    for head_indices, data in pack(all_weights, attention.keys, hidden_keys, step):
+    for head_indices, data in pack_heads(all_weights, attention.keys, hidden_keys, step):
         chunks.append([len(blocks), list(head_indices)])
         blocks.append(data)
     # The page sorts heads by focus, the mean over queries of the largest weight.
@@ -195,7 +195,7 @@ def _describe_map(
         largest.append(round(float(rows.max(initial=0.0)), 6))
     # Only large maps have thumbnails.
     thumbnails = None
-    if shown and max(shown[0].shape) > THUMBNAIL_SIDE:
+    if shown and max(shown[0].shape) > THUMBNAIL_SIDE_PX:
         thumbnails = len(blocks)
         blocks.append(pack_thumbnails(shown))
     entry: dict[str, Any] = {
@@ -230,7 +230,7 @@ def _describe_tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any
         hidden: Which of them disappear when a reader hides sinks, (token,).
     """
     entry: dict[str, Any] = {
-        "labels": _printable(tokens.labels),
+        "labels": _printable_labels(tokens.labels),
         "offsets": tokens.offsets.ravel().tolist(),
         "special": np.flatnonzero(tokens.special).tolist(),
         "segments": None,
@@ -248,11 +248,11 @@ def _describe_tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any
         # The tokens of each word.
         groups = tokens.word_groups()
         entry["groups"] = list(map(len, groups))
-        entry["words"] = _printable(tokens.merge(groups).labels)
+        entry["words"] = _printable_labels(tokens.merge(groups).labels)
     return entry
 
 
-def _printable(labels: Iterable[str]) -> list[str]:
+def _printable_labels(labels: Iterable[str]) -> list[str]:
     """Return labels without characters that cannot be printed; a label that has no other becomes U+FFFD."""
     return [printable(label, 80) or "\ufffd" for label in labels]
 
@@ -270,7 +270,7 @@ def max_pieces(step: float) -> int:
     return int(0xFFFF * step / 1.12)
 
 
-def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
+def count_pieces(tokens: Tokens, most: int) -> NDArray[np.int64]:
     """Return the number of pieces of each token's word, (token,), at most `most`; 1 if words are not known."""
     counts = np.ones(len(tokens), np.int64)
     if tokens.words is not None:
@@ -279,7 +279,7 @@ def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
     return counts
 
 
-def pack(
+def pack_heads(
     weights: Sequence[NDArray[np.float32]], keys: Tokens, hidden: NDArray[np.bool_], step: float = STEP
 ) -> Iterator[tuple[Sequence[int], str]]:
     """Pack the heads of a map into chunks, in their order. Small heads share a chunk.
@@ -296,7 +296,8 @@ def pack(
 
         - the codes, (head, key in the head's order, query),
         - the order of keys of each head, (head, key),
-        - if keys are hidden, the codes of the rows' sums over the other keys, (head, query), in steps of `LEFT_UNIT`.
+        - if keys are hidden, the codes of the rows' sums over the other keys, (head, query): multiples of
+          `ROW_SUM_STEP`.
     """
     if not weights:
         return
@@ -305,7 +306,7 @@ def pack(
     n_per_chunk = max(1, _CHUNK_BYTES // (2 * weights[0].size))
     chunks = [heads[start : start + n_per_chunk] for start in heads[::n_per_chunk]]
     # (key,)
-    code_of_one = (pieces_of(keys, max_pieces(step)) / step).astype(np.float32)
+    code_of_one = (count_pieces(keys, max_pieces(step)) / step).astype(np.float32)
 
     def pack_chunk(chunk: range) -> str:
         return _deflate(np.stack(weights[chunk.start : chunk.stop]), hidden, code_of_one)
@@ -318,7 +319,7 @@ def pack(
 def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
     """Return thumbnails of heads as base64 of zlib data, a byte for each (head, row, column).
 
-    A thumbnail has at most `THUMBNAIL_SIDE` rows and columns. A pixel is 255 x the largest weight of its cells / the
+    A thumbnail has at most `THUMBNAIL_SIDE_PX` rows and columns. A pixel is 255 x the largest weight of its cells / the
     largest weight of the head.
 
     Args:
@@ -326,7 +327,7 @@ def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
     """
     thumbnails = []
     for head in weights:
-        pooled = pool_to_pixels(head, (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        pooled = pool_to_pixels(head, (THUMBNAIL_SIDE_PX, THUMBNAIL_SIDE_PX))
         # A head without attention stays 0, without a division by 0.
         scale = 255 / max(float(pooled.max()), 1e-9)
         thumbnails.append(np.rint(pooled * scale).astype(np.uint8))
@@ -336,7 +337,7 @@ def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
 def _deflate(
     weights: NDArray[np.float32], hidden: NDArray[np.bool_], code_of_one: NDArray[np.float32]
 ) -> str:
-    """Return the data of a chunk, see `pack`.
+    """Return the data of a chunk, see `pack_heads`.
 
     Args:
         weights: The weights of its heads, (head, query, key).
@@ -349,8 +350,8 @@ def _deflate(
         left = weights[:, :, ~hidden].sum(-1, dtype=np.float64)
         is_enough = left >= MIN_LEFT
         # Code 0 marks a row that is empty when sinks are hidden, because next to nothing is left of it.
-        min_code = np.ceil(MIN_LEFT / LEFT_UNIT)
-        sum_codes = np.where(is_enough, np.maximum(np.rint(left / LEFT_UNIT), min_code), 0)
+        min_code = np.ceil(MIN_LEFT / ROW_SUM_STEP)
+        sum_codes = np.where(is_enough, np.maximum(np.rint(left / ROW_SUM_STEP), min_code), 0)
         sums = _split_bytes(np.minimum(sum_codes, 0xFFFF).astype(np.uint16))
         # Divide by the sum itself, not by the sum that its code stands for: then shares are not rounded twice, and
         # weights, which the page computes as share x coded sum, are off by 1e-5 more.
@@ -420,9 +421,9 @@ def _embed(picture: Picture, blocks: list[str]) -> dict[str, Any]:
     from PIL import Image
 
     image = Image.fromarray(picture.pixels)
-    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    image.thumbnail((MAX_PHOTO_SIDE_PX, MAX_PHOTO_SIDE_PX), Image.Resampling.LANCZOS)
     content = io.BytesIO()
-    image.save(content, "JPEG", quality=_QUALITY)
+    image.save(content, "JPEG", quality=_JPEG_QUALITY)
     jpeg = base64.b64encode(content.getvalue()).decode("ascii")
     # Several texts of a page may have the same photo.
     if jpeg not in blocks:
@@ -444,4 +445,4 @@ def _shows_same_photo(picture: Picture, other: Picture) -> bool:
     """Return whether two pictures show the same part of the same photo, such as the whole and its only tile."""
     if picture.photo != other.photo or picture.area is None or other.area is None:
         return False
-    return bool(np.allclose(picture.area, other.area, rtol=0, atol=_SAME_EDGE * min(picture.size)))
+    return bool(np.allclose(picture.area, other.area, rtol=0, atol=_EDGE_TOLERANCE * min(picture.size)))

@@ -19,14 +19,14 @@ Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "resample")
 """What replaces a head's output: zero, its mean over all tokens, or the head's outputs on other texts."""
 
-_ABLATED = {
+_MEANING_ENDINGS = {
     "zero": "without the head",
     "mean": "with the mean of its outputs in the head's place",
     "resample": "with its outputs on other texts in the head's place",
 }
 """How the meaning of a column ends, by the mode of ablation."""
 
-_REPLACEMENTS = {
+_REPLACEMENT_WORDS = {
     "zero": "nothing in the head's place",
     "mean": "its mean output over all tokens",
     "resample": "its output on 8 other texts, one after the other",
@@ -38,13 +38,13 @@ _HIDDEN_GUIDE = (
     "to the last hidden states: compare heads of one layer first"
 )
 
-SPREAD = "_spread"
+SPREAD_SUFFIX = "_spread"
 """The ending of columns of standard deviations over the other texts of resample ablation: resample_loss_spread."""
 
-_NEED_NO_MAP = 3
+_MAX_HEADS_WITHOUT_MAP = 3
 """With up to so many heads a map prints nothing new: the ranking lists them all."""
 
-_MAX_NAMED = 15
+_MAX_NAMED_HEADS = 15
 """The most heads that are named if all of them are ablated at once."""
 
 
@@ -65,7 +65,7 @@ class AblateOptions:
         default=("zero", "mean"),
         choices=MODES,
         read=_read_modes,
-        written="zero,mean",
+        default_text="zero,mean",
     )
     importance: bool = option(
         "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel 2019).",
@@ -120,7 +120,7 @@ class Ablation(Result):
     @property
     def quantities(self) -> list[str]:
         """Return the names of the columns of effects, with `main` first."""
-        names = [name for name in self.table("heads").number_columns if not name.endswith(SPREAD)]
+        names = [name for name in self.table("heads").number_columns if not name.endswith(SPREAD_SUFFIX)]
         # False sorts before True; the others keep their order.
         return sorted(names, key=lambda name: name != self.main)
 
@@ -152,7 +152,7 @@ class Ablation(Result):
     def report(self, **shown: Any) -> Report:
         """Return the report: the heads without which most changes, then every quantity of all heads."""
         source = corpus_line(self)
-        predicted = _predicted_line(self)
+        predicted = _describe_predictions(self)
         guide = []
         if any(name.endswith("_l2") for name in self.quantities):
             guide.append(_HIDDEN_GUIDE)
@@ -160,11 +160,11 @@ class Ablation(Result):
             guide.append(predicted)
         return report_on(
             self,
-            [*_answer(self), *_modes_line(self)],
-            _blocks(self),
+            [*_make_answer(self), *_describe_modes(self)],
+            _make_blocks(self),
             guide,
             subtitle=" · ".join(filter(None, [source, predicted])),
-            notes=list(_notes(self)),
+            notes=list(_make_notes(self)),
         )
 
 
@@ -172,7 +172,7 @@ class Ablation(Result):
 
 
 # What is measured by the ending of a quantity: its meaning, its label, and a short label.
-_MEASURED = {
+_EFFECT_WORDS = {
     "l2": (
         "relative change of the last hidden states",
         "change of the last layer's hidden states",
@@ -188,16 +188,16 @@ def quantity_column(name: str) -> Column:
     if name == "importance":
         meaning = "E |dL/dξ|, ξ the factor on a head's output"
         return number(name, meaning, "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
-    if name.endswith(SPREAD):
+    if name.endswith(SPREAD_SUFFIX):
         meaning = "standard deviation over the texts whose outputs take the head's place"
         return number(name, meaning, short="± over texts")
     # Others join a mode and what is measured, such as zero and loss.
     mode, _, measured = name.partition("_")
-    meaning, label, short = _MEASURED[measured]
+    meaning, label, short = _EFFECT_WORDS[measured]
     unit = "relative L2" if measured == "l2" else "nats"
     return number(
         name,
-        f"{meaning} {_ABLATED[mode]}",
+        f"{meaning} {_MEANING_ENDINGS[mode]}",
         unit,
         label=f"{mode} ablation: {label}",
         short=f"{mode}: {short}",
@@ -207,7 +207,7 @@ def quantity_column(name: str) -> Column:
 # What is shown
 
 
-def _answer(ablation: Ablation) -> Iterator[str]:
+def _make_answer(ablation: Ablation) -> Iterator[str]:
     """Say without which head most changes, and how much changes without all picked heads at once."""
     heads = ablation.table("heads")
     main = ablation.main
@@ -238,7 +238,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
         )
 
 
-def _blocks(ablation: Ablation) -> Iterator[Block]:
+def _make_blocks(ablation: Ablation) -> Iterator[Block]:
     """Show a ranking of the heads, the effect of ablating all of them at once, and a map of each quantity."""
     heads = ablation.table("heads")
     quantities = ablation.quantities
@@ -248,15 +248,15 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     columns = []
     for name in quantities:
         columns.append(name)
-        if f"{name}{SPREAD}" in heads:
-            columns.append(f"{name}{SPREAD}")
+        if f"{name}{SPREAD_SUFFIX}" in heads:
+            columns.append(f"{name}{SPREAD_SUFFIX}")
     yield rank_heads(ablation, columns, _rank_rows(heads[ablation.main]))
     # The effect of ablating all picked heads at once, without spreads.
     together = ablation.table("together")
     if len(together):
         shown = together.select(np.isin(together["quantity"], quantities))
         yield Ranking(
-            header=f"without {list_some(ablation.head_names, _MAX_NAMED)}",
+            header=f"without {list_some(ablation.head_names, _MAX_NAMED_HEADS)}",
             noun="quantity",
             names=[heads.columns[name].title for name in shown["quantity"].tolist()],
             table=shown,
@@ -265,7 +265,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
         )
     # The terminal shows one map, that of the main quantity; every map is a figure.
     for name in quantities:
-        is_printed = name == ablation.main and len(heads) > _NEED_NO_MAP
+        is_printed = name == ablation.main and len(heads) > _MAX_HEADS_WITHOUT_MAP
         yield HeadMap(
             heading=f"every head, {heads.columns[name].title}",
             printed="with --all" if is_printed else "never",
@@ -283,7 +283,7 @@ def _rank_rows(values: Floats) -> list[int]:
 # What is said
 
 
-def _predicted_line(ablation: Ablation) -> str:
+def _describe_predictions(ablation: Ablation) -> str:
     """Say what the model predicts and its loss: "predicted: each next token; loss of the whole model 3.20 nats"."""
     predicted = ablation.options.get("predicted")
     if not predicted:
@@ -295,15 +295,15 @@ def _predicted_line(ablation: Ablation) -> str:
     return f"predicted: {printable(predicted)}; loss of the whole model {size}"
 
 
-def _modes_line(ablation: Ablation) -> Iterator[str]:
+def _describe_modes(ablation: Ablation) -> Iterator[str]:
     """Say in one line what takes a head's place in each mode that was run; yield nothing if none was."""
     modes = ablation.options.get("modes") or ()
-    replacements = [f"{mode}: {words}" for mode, words in _REPLACEMENTS.items() if mode in modes]
+    replacements = [f"{mode}: {words}" for mode, words in _REPLACEMENT_WORDS.items() if mode in modes]
     if replacements:
         yield "; ".join(replacements)
 
 
-def _notes(ablation: Ablation) -> Iterator[str]:
+def _make_notes(ablation: Ablation) -> Iterator[str]:
     """Say how far two modes of ablation agree on the order of heads, and that one text gives no interval."""
     # Rank correlations, by the names of both modes.
     agreement = ablation.options.get("rank_agreement")

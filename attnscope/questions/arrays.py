@@ -14,7 +14,7 @@ from attnscope.questions.maps import KINDS
 from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
-_SPACES = str.maketrans({"Ġ": "·", "▁": "·"})
+_SPACE_MARKS = str.maketrans({"Ġ": "·", "▁": "·"})
 """Marks of a leading space in vocabularies, and the dot that is shown instead."""
 
 
@@ -53,7 +53,7 @@ def record_from_arrays(
         AttnscopeError: The shapes do not fit, a weight is negative, or a row sums to more than 1.
     """
     # (layer, head, query, key)
-    array = _float_weights(weights)
+    array = _to_float_weights(weights)
     key_labels = tokens if keys is None else keys
     if array.shape[2:] != (len(tokens), len(key_labels)):
         raise AttnscopeError(
@@ -64,8 +64,8 @@ def record_from_arrays(
     if kind is None:
         kind = _guess_kind(array) if keys is None else "cross"
     require_choice("kind of attention", kind, KINDS)
-    layer_numbers = _require_numbers("layers", layers, array.shape[0])
-    head_numbers = _require_numbers("heads", heads, array.shape[1])
+    layer_numbers = _number_axis("layers", layers, array.shape[0])
+    head_numbers = _number_axis("heads", heads, array.shape[1])
     query_tokens = _label_tokens(text, tokens, special)
     # In self-attention, keys are the same tokens as queries.
     key_tokens = query_tokens if keys is None else _label_tokens(None, keys, ())
@@ -108,7 +108,7 @@ def record_from_arrays(
     return record
 
 
-def _float_weights(weights: ArrayLike) -> NDArray[np.float32]:
+def _to_float_weights(weights: ArrayLike) -> NDArray[np.float32]:
     """Return weights as a float32 array, (layer, head, query, key).
 
     Raises:
@@ -142,7 +142,7 @@ def _guess_kind(weights: NDArray[np.float32]) -> str:
     return "decoder" if n_tokens > 1 and not has_later else "encoder"
 
 
-def _require_numbers(axis: str, numbers: Sequence[int] | None, size: int) -> tuple[int, ...]:
+def _number_axis(axis: str, numbers: Sequence[int] | None, size: int) -> tuple[int, ...]:
     """Return the numbers of the "layers" or "heads" along an axis of the weights, by default those from 0.
 
     Raises:
@@ -170,7 +170,7 @@ def _label_tokens(text: str | None, labels: Sequence[str], special: Sequence[int
     """
     if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
         raise AttnscopeError("the tokens are no list of texts", "give the label of each token")
-    shown = tuple(label.translate(_SPACES) or " " for label in labels)
+    shown = tuple(label.translate(_SPACE_MARKS) or " " for label in labels)
     n = len(shown)
     if len(special) and not 0 <= min(special) <= max(special) < n:
         raise AttnscopeError(

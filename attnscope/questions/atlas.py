@@ -20,10 +20,10 @@ from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, count, flag, number, share, text
 
-FURTHEST = 64
+MAX_PROFILE_OFFSET = 64
 """The largest offset, in tokens, that has an entry of its own in a profile (attention by offset)."""
 
-N_OFFSETS = 2 * FURTHEST + 3
+N_OFFSETS = 2 * MAX_PROFILE_OFFSET + 3
 """The number of entries of a profile: one for keys further back, -64 to 64, and one for keys further ahead."""
 
 MAX_KEYS = 16
@@ -35,24 +35,24 @@ KEPT_MASS = 0.95
 CODE_WEIGHT = 1 / 255
 """The weight that a code of 1 stands for. Codes are whole numbers up to 255, so weights are off by at most 1/510."""
 
-LEFT_OUT = " … "
+OMISSION_MARK = " … "
 """Stands in an excerpt for omitted tokens."""
 
-OUTSIDE_SINKS = (
+EVEN_SHARE_WORDS = (
     "what the key would get if each query's attention outside sinks were spread evenly outside sinks (the mean over "
     "texts)"
 )
 """The denominator of the lift of a key or of a pair; `studies.atlas` uses the words too."""
 
-_HOW_LINES_READ = (
+_LINES_GUIDE = (
     "in brackets: share of its attention outside sinks (uniform: if it spread evenly); rests: share of all "
     "attention that sinks get; also: further strong links"
 )
 
-_NAMED_FIRST = 5
+_N_LISTED_HEADS = 5
 """The number of heads that the terminal lists without --all."""
 
-_LINE_CELLS = 70
+_MAX_LINE_CELLS = 70
 """The most cells of the terminal for the line of each of these heads; a single head gets its whole line."""
 
 
@@ -90,7 +90,7 @@ class Atlas(Result):
                 "mean attention weight over texts: what a query gives away, or what it gives to such keys",
             ),
             number(
-                "lift", f"attention divided by an even share of it: {OUTSIDE_SINKS}", range=(0, None)
+                "lift", f"attention divided by an even share of it: {EVEN_SHARE_WORDS}", range=(0, None)
             ),
             count("n_queries", "with how many queries it was seen"),
             count("n_texts", "in how many texts"),
@@ -235,12 +235,12 @@ class Atlas(Result):
         order_words = ", those with most to say first" if sort is None else ""
         answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with up to {n_examples} each"
         # A single head has room for its whole line.
-        cells = 1000 if len(order) == 1 else _LINE_CELLS
+        cells = 1000 if len(order) == 1 else _MAX_LINE_CELLS
         lines = []
-        for head in order[:_NAMED_FIRST]:
+        for head in order[:_N_LISTED_HEADS]:
             lines.append(f"{self.head_names[head]:<7}{cut(descriptions[head], cells, at_word=True)}")
         blocks = [Note(lines=lines), ranking] if order else []
-        return report_on(self, [answer, _HOW_LINES_READ], blocks, notes=_notes(self))
+        return report_on(self, [answer, _LINES_GUIDE], blocks, notes=_make_notes(self))
 
     def order(self, sort: str | None) -> Sequence[int]:
         """Return the rows of heads by "layer", "explained" or "entropy"; None = those with most to say first."""
@@ -270,7 +270,7 @@ def _describe_heads(atlas: Atlas) -> list[str]:
     return lines
 
 
-def _notes(atlas: Atlas) -> list[str]:
+def _make_notes(atlas: Atlas) -> list[str]:
     """Return what KL explained means, and by what examples are ranked."""
     return [
         "KL explained: the share of what sets a head apart from uniform attention that its line predicts on held-out "

@@ -25,10 +25,10 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
 from attnscope.results.tokens import TOKENS
 
-_MAX_PAIRS = 100
+_MAX_PRINTED_PAIRS = 100
 """The most pairs of heads that --all prints."""
 
-_ENDINGS = ("", "_low", "_high", "_count")
+_DISTANCE_SUFFIXES = ("", "_low", "_high", "_count")
 """Endings of the arrays `distance`: its value, both ends of its interval, and the number of texts behind it."""
 
 
@@ -152,7 +152,7 @@ class Comparison(Result):
         else:
             first, second = np.triu_indices(len(names), 1)
         columns = {"a": names[first], "b": others[second]}
-        for ending in _ENDINGS:
+        for ending in _DISTANCE_SUFFIXES:
             columns[f"{name}{ending}"] = self.grids[f"distance{ending}:{name}"][first, second]
         if self.compared == "models":
             columns[f"{name}_matched"] = self.match[first] == second
@@ -171,7 +171,7 @@ class Comparison(Result):
             return
         # Distances, ends of intervals and counts are (head, other head).
         shape = len(self.head_names), len(self.other_head_names)
-        for ending in _ENDINGS:
+        for ending in _DISTANCE_SUFFIXES:
             if self.grids[f"distance{ending}:{self.distance_name}"].shape != shape:
                 raise ValueError("its distances do not fit its heads")
 
@@ -183,14 +183,14 @@ class Comparison(Result):
 # Reports on all heads of a model, and on those of two models
 
 
-def _heads_report(comparison: Comparison) -> Report:
+def _make_heads_report(comparison: Comparison) -> Report:
     """Return the report: which heads are most alike, and which are least like any other."""
     name = comparison.distance_name
     names = comparison.head_names
     distances = comparison.distance()
     # Pairs of heads, the least distance first: (pair, 2).
     first, second = np.triu_indices(len(names), 1)
-    alike = np.stack([first, second], 1)[largest_first(-distances[first, second], _MAX_PAIRS)]
+    alike = np.stack([first, second], 1)[largest_first(-distances[first, second], _MAX_PRINTED_PAIRS)]
     # The head nearest to each head, (head,), among the others that it was compared with.
     is_other = ~np.eye(len(names), dtype=bool) & ~np.isnan(distances)
     nearest = np.where(is_other, distances, np.inf).argmin(1)
@@ -202,22 +202,22 @@ def _heads_report(comparison: Comparison) -> Report:
     answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
     scale = f"0 to {distance_of(name).largest}"
     blocks: list[Block] = [
-        _ranked_pairs(comparison, alike, f"most alike, by {distance_line(name)} ({scale})", " and "),
-        _ranked_pairs(comparison, with_nearest, "least like any other head", "; nearest "),
+        _rank_pairs(comparison, alike, f"most alike, by {distance_line(name)} ({scale})", " and "),
+        _rank_pairs(comparison, with_nearest, "least like any other head", "; nearest "),
     ]
     if len(alike):
         a, b = alike[0]
-        distance = _distance_text(comparison, a, b)
+        distance = _format_distance(comparison, a, b)
         answer.append(f"most alike are {names[a]} and {names[b]}: distance {distance} (0 = the same)")
         head, other = with_nearest[0]
-        distance = _distance_text(comparison, head, other)
+        distance = _format_distance(comparison, head, other)
         answer.append(
             f"least like any other is {names[head]}: the nearest, {names[other]}, has distance {distance}"
         )
         # All distances as a map, in the order of the clusters.
         order = comparison.grids[f"order:{name}"]
         ordered_names = [names[head] for head in order]
-        matrix = _matrix(
+        matrix = _make_matrix(
             distances[np.ix_(order, order)],
             ordered_names,
             ordered_names,
@@ -228,7 +228,7 @@ def _heads_report(comparison: Comparison) -> Report:
     return compare_texts.make_report(comparison, answer, blocks)
 
 
-def _models_report(comparison: Comparison) -> Report:
+def _make_models_report(comparison: Comparison) -> Report:
     """Return the report: which heads differ most from their namesakes, and how heads are matched.
 
     A head's namesake is the head of the other model with the same layer and number.
@@ -271,7 +271,7 @@ def _models_report(comparison: Comparison) -> Report:
             columns=["distance", WordsColumn("best match", match_texts)],
             order=order,
         ),
-        _matrix(
+        _make_matrix(
             distances,
             names,
             others,
@@ -296,7 +296,7 @@ def _models_report(comparison: Comparison) -> Report:
     return compare_texts.make_report(comparison, answer, blocks, guide, model=models)
 
 
-def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **fields: Any) -> Grid:
+def _make_matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **fields: Any) -> Grid:
     """Return the figure of all distances, (row, column); `fields` are the title and further fields of `Grid`."""
     return Grid(
         printed="never",
@@ -309,7 +309,7 @@ def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **field
     )
 
 
-def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str, joint: str) -> Ranking:
+def _rank_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str, joint: str) -> Ranking:
     """Return a ranking of pairs of heads, (pair, 2), with their distances; `joint` stands between their names."""
     name = comparison.distance_name
     names = comparison.head_names
@@ -329,16 +329,16 @@ def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str
     )
 
 
-def _distance_text(comparison: Comparison, a: int, b: int) -> str:
+def _format_distance(comparison: Comparison, a: int, b: int) -> str:
     """Return the distance of two heads with its interval, if that is known."""
     estimates = comparison.interval(f"distance:{comparison.distance_name}")
     return with_interval(estimates[a, b], three_decimals)
 
 
 _REPORTS = {
-    "heads": _heads_report,
-    "models": _models_report,
-    "picked": compare_texts.picked_report,
-    "texts": compare_texts.texts_report,
+    "heads": _make_heads_report,
+    "models": _make_models_report,
+    "picked": compare_texts.make_picked_report,
+    "texts": compare_texts.make_texts_report,
 }
 """The function that makes the report, by what was compared."""

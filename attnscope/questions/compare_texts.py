@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 _SIDES = {"first": "text", "second": "other_text"}
 """The keys of both texts in `corpus`, by the endings of their tables and arrays, as in "tokens:first"."""
 
-_MAX_NAMED = 6
+_MAX_NAMED_HEADS = 6
 """The most heads that the report names; it counts the others."""
-_MAPPED_HEADS = 3
+_N_MAPPED_HEADS = 3
 """The number of heads whose change is drawn as maps."""
-_ROW_HEADS = 6
+_MAX_ROW_HEADS = 6
 """The number of heads whose rows are drawn, for one query."""
-_ROW_KEYS = 24
+_MAX_ROW_KEYS = 24
 """The most keys of such a row: those with the largest weights."""
 
 
@@ -78,7 +78,7 @@ def make_report(
     return report_on(comparison, answer, blocks, [*guide(comparison), *guides], **fields)
 
 
-def _quoted(comparison: Comparison, side: str) -> str:
+def _quote_text(comparison: Comparison, side: str) -> str:
     """Return a text on one line, in quotation marks."""
     return f"“{' '.join(str(comparison.corpus[_SIDES[side]]).split())}”"
 
@@ -86,10 +86,10 @@ def _quoted(comparison: Comparison, side: str) -> str:
 # Heads side by side on one text
 
 
-def picked_report(comparison: Comparison) -> Report:
+def make_picked_report(comparison: Comparison) -> Report:
     """Return the report on picked heads: their distances, their mean, and the single head that would replace them."""
     names = comparison.head_names
-    listed = list_some(names, _MAX_NAMED)
+    listed = list_some(names, _MAX_NAMED_HEADS)
     answer = [
         f"{listed} side by side on “{printable(comparison.corpus['text'], 160)}”",
         _say_distances(comparison),
@@ -103,14 +103,14 @@ def picked_report(comparison: Comparison) -> Report:
     differences = {}
     if len(names) == 2:
         first, second = names
-        differences[f"{first} − {second}"] = _difference(maps[first], maps[second])
+        differences[f"{first} − {second}"] = _subtract_maps(maps[first], maps[second])
     else:
         for name, weights in maps.items():
-            differences[f"{name} − mean"] = _difference(weights, mean)
+            differences[f"{name} − mean"] = _subtract_maps(weights, mean)
     maps["mean"] = mean
     if single is not None:
         maps["single head"] = single
-        difference = _difference(single.astype(np.float64), mean)
+        difference = _subtract_maps(single.astype(np.float64), mean)
         differences["single head − mean"] = difference
         # How much of a row's weight the single head gives to other keys than the mean does, (query,): half the sum of
         # absolute differences.
@@ -121,10 +121,10 @@ def picked_report(comparison: Comparison) -> Report:
         )
 
     axis = axis_of(_read_tokens(comparison, "first"))
-    side_by_side = Panels(f"{listed} side by side", _panels(maps, axis))
+    side_by_side = Panels(f"{listed} side by side", _make_panels(maps, axis))
     how_they_differ = Panels(
         f"{listed}: differences",
-        _panels(differences, axis),
+        _make_panels(differences, axis),
         difference_meaning="difference of attention weights",
     )
     blocks = [
@@ -140,11 +140,11 @@ def picked_report(comparison: Comparison) -> Report:
     ]
     note = printable(comparison.options["single_note"], 400)
     return make_report(
-        comparison, filter(None, answer), blocks, note, subtitle=_quoted(comparison, "first")
+        comparison, filter(None, answer), blocks, note, subtitle=_quote_text(comparison, "first")
     )
 
 
-def _panels(maps: Mapping[str, Floats], axis: Axis) -> list[Panel]:
+def _make_panels(maps: Mapping[str, Floats], axis: Axis) -> list[Panel]:
     """Return a panel for each map of one text, (query, key), given by title."""
     return [Panel(title, values, axis, axis) for title, values in maps.items()]
 
@@ -169,7 +169,7 @@ def _say_distances(comparison: Comparison) -> str:
     )
 
 
-def _difference(first: Floats, second: Floats) -> Floats:
+def _subtract_maps(first: Floats, second: Floats) -> Floats:
     """Return the first map minus the second, (query, key); a row that is all zeros in either map becomes NaN."""
     is_there = first.any(-1, keepdims=True) & second.any(-1, keepdims=True)
     return np.where(is_there, first - second, np.nan)
@@ -207,7 +207,7 @@ class MergedKeys:
             is_before = aligned["second"] < token
             sort_position[key] = aligned["first"][is_before].max(initial=-1) + 0.5
         self.positions = positions[:, np.argsort(sort_position, kind="stable")]
-        self.names = _key_names(comparison, self.positions)
+        self.names = _name_keys(comparison, self.positions)
 
     def rows(self, head: int, pair: int) -> Floats:
         """Return a head's rows of an aligned query in both texts, (2, key); 0 where a text lacks the key."""
@@ -228,7 +228,7 @@ class MergedKeys:
         return f"{self.names[key]} {' → '.join(weights)}"
 
 
-def _key_names(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
+def _name_keys(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
     """Return the label of each key, or both labels if the texts differ, such as "wide/tired".
 
     Args:
@@ -249,7 +249,7 @@ def _key_names(comparison: Comparison, positions: NDArray[np.int64]) -> list[str
     return names
 
 
-def texts_report(comparison: Comparison) -> Report:
+def make_texts_report(comparison: Comparison) -> Report:
     """Return the report: the heads whose rows change most from one text to the other, and at which key."""
     heads = comparison.table("heads")
     names = comparison.head_names
@@ -270,7 +270,7 @@ def texts_report(comparison: Comparison) -> Report:
     queries = [""] * len(names)
     changes = [""] * len(names)
     for head in order:
-        pair = _most_changed_pair(comparison, head)
+        pair = _find_most_changed_pair(comparison, head)
         queries[head] = printable(labels[aligned["first"][pair]])
         changes[head] = keys.largest_change(head, pair)
     answer = []
@@ -283,7 +283,7 @@ def texts_report(comparison: Comparison) -> Report:
             "(0 = no change, 1 = nothing in common)",
             f"most where it looks from “{queries[first]}”: weight on {changes[first]}",
         ]
-    both_texts = f"{_quoted(comparison, 'first')}  →  {_quoted(comparison, 'second')}"
+    both_texts = f"{_quote_text(comparison, 'first')}  →  {_quote_text(comparison, 'second')}"
     answer.append(both_texts)
     if len(order) > 1:
         median, p90 = np.quantile(distances, (0.5, 0.9)).tolist()
@@ -308,16 +308,16 @@ def texts_report(comparison: Comparison) -> Report:
             HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=name)
         )
     if order:
-        blocks += _map_figures(comparison, order)
+        blocks += _make_map_figures(comparison, order)
     for pair in np.flatnonzero(aligned["asked"]).tolist():
-        blocks.append(_rows_figure(comparison, keys, pair))
+        blocks.append(_make_rows_figure(comparison, keys, pair))
     guides = ["overall: the root mean square over the tokens that both texts share"]
     if keys.positions.min(initial=0) < 0:
         guides.append("–: the other text has no token for this one")
     return make_report(comparison, answer, blocks, *guides, subtitle=both_texts)
 
 
-def _most_changed_pair(comparison: Comparison, head: int) -> int:
+def _find_most_changed_pair(comparison: Comparison, head: int) -> int:
     """Return the row of `aligned` at which a head changes most, of tokens that the query names, else of equal ones."""
     aligned = comparison.table("aligned")
     is_candidate = aligned["asked"] if aligned["asked"].any() else aligned["equal"]
@@ -326,7 +326,7 @@ def _most_changed_pair(comparison: Comparison, head: int) -> int:
     return int(pairs[np.nan_to_num(values, nan=-1.0).argmax()])
 
 
-def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block]:
+def _make_map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block]:
     """Draw the differences of the first heads of an order, then the first head's map of each text."""
     aligned = comparison.table("aligned")
     names = comparison.head_names
@@ -334,11 +334,11 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
     marked = np.flatnonzero(~aligned["equal"] | aligned["asked"])
 
     # Differences of weights between aligned tokens, (pair, pair). A replaced token has both labels.
-    labels = _key_names(comparison, np.stack([aligned["first"], aligned["second"]]))
+    labels = _name_keys(comparison, np.stack([aligned["first"], aligned["second"]]))
     first_tokens = _read_tokens(comparison, "first").take(aligned["first"])
     axis = axis_of(replace(first_tokens, labels=tuple(labels)), marked.tolist())
     differences = {}
-    for head in order[:_MAPPED_HEADS]:
+    for head in order[:_N_MAPPED_HEADS]:
         maps = []
         for side in _SIDES:
             weights = comparison.grids[f"weights:{side}"][head]
@@ -346,7 +346,7 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
         differences[f"{names[head]}: second − first"] = maps[1] - maps[0]
     view = Panels(
         "what changes: the heads that change most",
-        _panels(differences, axis),
+        _make_panels(differences, axis),
         notes=[AXES, "tokens that both texts have a place for"],
         difference_meaning="attention weight in the second text − in the first",
     )
@@ -364,15 +364,15 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
     )
 
 
-def _rows_figure(comparison: Comparison, keys: MergedKeys, pair: int) -> Grid:
+def _make_rows_figure(comparison: Comparison, keys: MergedKeys, pair: int) -> Grid:
     """Return the figure of an aligned query's rows in both texts, in the heads whose row changes most."""
     # (head,); `largest_first` drops NaN.
     divergences = comparison.grids[f"divergence:{comparison.distance_name}"][:, pair]
-    order = largest_first(divergences, _ROW_HEADS)
+    order = largest_first(divergences, _MAX_ROW_HEADS)
     # Two rows per head, of the first and the second text: (2 x heads, key).
     weights = np.concatenate([keys.rows(head, pair) for head in order])
     # The keys with the largest weights, in the order of the text.
-    shown = sorted(largest_first(weights.max(0), _ROW_KEYS))
+    shown = sorted(largest_first(weights.max(0), _MAX_ROW_KEYS))
     titles = []
     for head in order:
         change = three_decimals(math.sqrt(divergences[head]))

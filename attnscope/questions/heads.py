@@ -236,7 +236,7 @@ class Heads(Result):
         return heads.with_column(column, values, **beside_values).rows()
 
     def report(
-        self, *, measures: str | None = None, sort: str | None = None, among: Heads | None = None
+        self, *, measures: str | None = None, sort: str | None = None, full_result: Heads | None = None
     ) -> Report:
         """Return the report: what heads do, those with most to say first, then numbers and figures.
 
@@ -244,15 +244,15 @@ class Heads(Result):
             measures: Measures to list for every head, each with a figure of its own: their names with commas between,
                 or "all".
             sort: List all heads in this order, "layer", "explained" or "entropy"; None = those with most to say first.
-            among: The result that the heads of this one were picked from. A head that was picked alone is ranked among
-                its heads. None = no heads were picked.
+            full_result: The result that the heads of this one were picked from. A head that was picked alone is ranked
+                among its heads. None = no heads were picked.
 
         Raises:
             AttnscopeError: There is no such measure or order.
         """
         require_sort(sort)
         heads = self.table("heads")
-        is_chosen = among is not None and len(heads) < len(among.table("heads"))
+        is_chosen = full_result is not None and len(heads) < len(full_result.table("heads"))
         listed = parse_measures(measures, self.measure_names)
         blocks: list[Block] = []
         # What heads do. In pictures and recordings measures say it, in texts roles and descriptions.
@@ -265,7 +265,7 @@ class Heads(Result):
         # encoder-decoder may have a head of the same layer and number in each kind of attention.
         if is_chosen and len({*heads.layer_heads}) == 1:
             for row in range(len(heads)):
-                blocks.append(_measures_of_one(self, row, among or self))
+                blocks.append(_measures_of_one(self, row, full_result or self))
         elif listed:
             blocks.append(_measures_of_all(self, listed, sort))
         blocks += _figures(self, listed)
@@ -376,10 +376,10 @@ def _measures_of_all(result: Heads, names: Sequence[str], sort: str | None) -> R
     )
 
 
-def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
+def _measures_of_one(result: Heads, row: int, full_result: Heads) -> Ranking:
     """Show all measures of one head with its rank among the heads of its kind, 1 = the largest value."""
     heads = result.table("heads")
-    others = among.table("heads")
+    others = full_result.table("heads")
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
 

@@ -60,9 +60,9 @@ def show(
     record: Heatmap | PooledHeatmap,
     console: Console,
     *,
-    drawn: bool = True,
+    draws_maps: bool = True,
     query: str | None = None,
-    answered: bool = False,
+    prints_summary: bool = False,
     scale: str | None = None,
 ) -> RenderableType | None:
     """Return a record's maps, and what one query attends to.
@@ -74,14 +74,14 @@ def show(
     Args:
         record: Of text, a long text pooled, pictures or sound.
         console: Tells the width, and whether there are colours (NO_COLOR is respected).
-        drawn: Whether maps and tables are shown. Else only the table of the query is, and without a query nothing.
+        draws_maps: Whether maps and tables are shown. Else only the table of the query is, and without a query nothing.
         query: Names the tokens whose attention is shown. A pooled record has no rows of tokens, and is shown whole.
-        answered: Whether the strongest links are listed, one a line, in place of all else; not if `drawn`.
+        prints_summary: Whether the strongest links are listed, one a line, in place of all else; not if `draws_maps`.
         scale: The scale of the figures, as `--scale` names it; None = as is usual for the record.
     """
-    if answered and not drawn:
+    if prints_summary and not draws_maps:
         return _answer(record, console, query, scale or record.usual_scale)
-    if not drawn and query is None:
+    if not draws_maps and query is None:
         return None
     if isinstance(record, PooledHeatmap):
         return Group(*_pooled(record))
@@ -93,7 +93,7 @@ def show(
     tables = [] if query is None else query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
     # Hundreds of lines of maps would hide the tables.
-    if not drawn or (tables and n_heads > _MAX_QUERY_HEADS):
+    if not draws_maps or (tables and n_heads > _MAX_QUERY_HEADS):
         return Group(*tables)
     return Group(*_maps(record, console), *tables, *_word_times(record.sound))
 

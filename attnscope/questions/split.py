@@ -42,7 +42,7 @@ class SplitOptions:
         "Numbers of heads to split into, such as 1,2,4.",
         default=(1, 2, 4),
         read=read_ranges,
-        written="1,2,4",
+        default_text="1,2,4",
     )
     drop: tuple[int, ...] = option(
         "Set the output of these heads to zero, one by one, and measure the change, such as 0,1.",

@@ -28,7 +28,7 @@ LOSSLESS = "npz"
 SIZES = ("width", "dpi", "font_size", "caption", "font")
 """Options of paper and letters, which every figure has."""
 
-_NO_OPTIONS = ("drawn", "among", "answered")
+_NO_OPTIONS = ("draws_maps", "full_result", "prints_summary")
 """Parameters of `show` that `output` sets, not an option of the user.
 
 They say whether maps are drawn, from which record heads were picked, and whether the answer alone is printed.
@@ -147,7 +147,7 @@ _ALL = (
         glance="questions.heatmap_figures:glance",
         query="questions.heatmap_figures:require_query",
         page=PAGE,
-        shown_with=("drawn", "query", "answered", "scale"),
+        shown_with=("draws_maps", "query", "prints_summary", "scale"),
         drawn_with=("query",),
         other_options=(*CHOICE_OF_HEADS, *MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
     ),
@@ -160,7 +160,7 @@ _ALL = (
         show="questions.heatmap_terminal:show",
         draw="questions.heatmap_figures:pages",
         glance="questions.heatmap_figures:glance",
-        shown_with=("drawn", "answered", "scale"),
+        shown_with=("draws_maps", "prints_summary", "scale"),
         other_options=(*CHOICE_OF_HEADS, *MAP_STYLE),
     ),
     ResultKind(
@@ -182,7 +182,7 @@ _ALL = (
         "record of heads",
         "questions.heads:Heads",
         page=PAGE,
-        shown_with=("measures", "sort", "every", "among"),
+        shown_with=("measures", "sort", "every", "full_result"),
         drawn_with=("measures",),
         other_options=CHOICE_OF_HEADS,
     ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.model import Tokenizer
-from attnscope.models.tokenizer import style_of
+from attnscope.models.tokenizer import detect_piece_style
 from attnscope.results.tokens import Tokens
 from attnscope.text import PieceStyle, build_tokens, require_tokenizable, tokens_of_encoding
 
@@ -129,7 +129,7 @@ class HuggingFaceTokenizer(_IdTokenizer):
         # How pieces are written: a fast tokenizer says so by its parts, a slow one by its attributes.
         inner = getattr(backend, "backend_tokenizer", None) or getattr(backend, "_tokenizer", None)
         if inner is not None:
-            self._style = style_of(inner)
+            self._style = detect_piece_style(inner)
         elif hasattr(backend, "byte_decoder"):
             self._style = "bytes"
         elif hasattr(backend, "sp_model"):

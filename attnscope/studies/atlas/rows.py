@@ -23,7 +23,7 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
-from attnscope.questions.atlas import KEPT_MASS, LEFT_OUT, MAX_KEYS
+from attnscope.questions.atlas import KEPT_MASS, MAX_KEYS, OMISSION_MARK
 from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Scores
 from attnscope.studies.atlas.tables import KindTables, ReadText
@@ -431,7 +431,7 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
 def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
     """Return the source's own characters of some tokens, and where each token begins and ends in them, (token, 2).
 
-    Between stretches of tokens stands `LEFT_OUT`. The excerpt is empty if the tokenizer has no offsets.
+    Between stretches of tokens stands `OMISSION_MARK`. The excerpt is empty if the tokenizer has no offsets.
 
     Args:
         tokens: The tokens of the text.
@@ -443,7 +443,7 @@ def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, NDArray[
     edges = [0, *np.flatnonzero(np.diff(places) > 1) + 1, len(places)]
     for first, last in pairwise(edges):
         if first:
-            excerpt += LEFT_OUT
+            excerpt += OMISSION_MARK
         starts, stops = tokens.offsets[places[first:last]].T
         has_characters = (starts >= 0) & (stops > starts)
         # A token without characters gets an empty span, where the last one with characters ends.

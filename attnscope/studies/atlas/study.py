@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnscope.core.distance import classical_mds
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.models.model import Model
-from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas
+from attnscope.questions.atlas import EVEN_SHARE_WORDS, N_OFFSETS, Atlas
 from attnscope.questions.heads import Heads
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Table, number
@@ -149,7 +149,7 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pas
         "seed": options.seed,
         "rank": rank,
         "score": CONTENT_MEANING if rank == CONTENT else table.columns[rank].meaning,
-        "lift": OUTSIDE_SINKS,
+        "lift": EVEN_SHARE_WORDS,
     }
     corpus = settle_corpus(findings.corpus, interrupted=not second_pass.complete)
     corpus["n_sampled"] = second_pass.n_sampled

@@ -15,7 +15,7 @@ from torch import Tensor
 from attnscope.core.distance import divergence_sums
 from attnscope.core.lifts import ItemSums, Lifts, even_weights, offset_masses
 from attnscope.core.sampled_rows import Floats, Integers
-from attnscope.questions.atlas import FURTHEST, N_OFFSETS
+from attnscope.questions.atlas import MAX_PROFILE_OFFSET, N_OFFSETS
 from attnscope.results.table import Estimate
 from attnscope.results.tokens import Tokens
 
@@ -206,7 +206,7 @@ class KindTables:
             is_counted = torch.from_numpy(text.is_counted[queries]) & allowed.any(-1)
             rows = torch.cat([weights, even_weights(allowed)[None]]) * is_counted[:, None]
             # Attention by offset.
-            masses = offset_masses(rows, FURTHEST, queries.start).numpy()
+            masses = offset_masses(rows, MAX_PROFILE_OFFSET, queries.start).numpy()
             self._profiles[0, heads] += masses[:-1]
             self._profiles[1, heads] += masses[-1]
             self._n_queries[heads] += int(is_counted.sum())

@@ -37,7 +37,7 @@ class BatchOptions:
         "--format",
         default=("png",),
         read=_read_formats,
-        written="png",
+        default_text="png",
         panel="Output",
     )
     running: WorkerOptions = group(WorkerOptions)

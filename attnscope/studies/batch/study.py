@@ -27,8 +27,8 @@ from attnscope.models.catalog import verify
 from attnscope.models.files import HASHES, file_sha256
 from attnscope.models.info import versions
 from attnscope.models.model import Model
-from attnscope.output import write
-from attnscope.pages.gallery import page
+from attnscope.output import write_files
+from attnscope.pages.gallery import build_gallery
 from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 from attnscope.questions.heatmap_figures import pages
 from attnscope.questions.shares import find_shares
@@ -178,7 +178,7 @@ def _write_lists(out: Path, finished: BatchRun) -> None:
     """Write the files that list all texts. If nothing was drawn before Ctrl-C, those of an earlier run stay."""
     if finished.drawn or finished.complete:
         with replace_together(out) as staged:
-            write_whole(staged / INDEX, _encode(page(finished)))
+            write_whole(staged / INDEX, _encode(build_gallery(finished)))
             write_whole(staged / MANIFEST, _encode(finished.manifest()))
             _write_shares(out, finished.drawn, staged / SHARES)
 
@@ -376,7 +376,7 @@ class _Drawer:
         figures = [name for name in options.formats if name in FIGURE_FORMATS]
         others = [name for name in options.formats if name not in figures]
         files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
-        files += [*write(record, folder, others), *shares]
+        files += [*write_files(record, folder, others), *shares]
         # Write the entry last: it lists the other files, by which the next run knows that the text is done.
         entry: dict[str, Any] = {
             "text": text.text or "",

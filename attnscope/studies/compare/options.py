@@ -52,7 +52,7 @@ class CompareCommandOptions(CompareOptions):
         "A second model or checkpoint.",
         "--with-model",
         default=None,
-        complete="models",
+        completion="models",
         panel="Model",
     )
     ablated: tuple[tuple[int, int], ...] | None = option(

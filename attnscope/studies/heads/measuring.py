@@ -21,7 +21,7 @@ from attnscope.core.catalogue import unit_queries
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import TOKEN_BUDGET, Chunk, TextBlock, block_batches
 from attnscope.models.model import Model
-from attnscope.plugins import token_sets
+from attnscope.plugins import load_token_sets
 from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import find_broken_rows
 from attnscope.studies.inputs.texts import batch_of, pad_rows
@@ -458,7 +458,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             embeddings=embeddings,
             rarest=tensor(rarest),
             context=context,
-            added={name: flags(is_in_set) for name, is_in_set in token_sets().items()},
+            added={name: flags(is_in_set) for name, is_in_set in load_token_sets().items()},
         )
 
 

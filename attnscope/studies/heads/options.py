@@ -79,7 +79,7 @@ class HeadsOptions:
         "--threshold",
         default_factory=dict,
         read=read_thresholds,
-        several=True,
+        is_repeatable=True,
         rare=True,
     )
     chunk: int | None = chunk_option()
@@ -133,7 +133,7 @@ class NeedleOptions:
         "With --probe needle: lengths of the texts in tokens, such as 1024,4096.",
         default=(1024,),
         read=lambda listed: read_numbers(listed, "--lengths"),
-        written="1024",
+        default_text="1024",
         rare=True,
     )
     depths: tuple[float, ...] = option(

@@ -14,7 +14,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import DEFAULT_FOLDER
 from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
-from attnscope.pages.heads import heads_of
+from attnscope.pages.heads import prepare_heads
 from attnscope.questions.atlas import Atlas
 from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import Heatmap
@@ -115,7 +115,7 @@ def write_page(
             _require_same_model(findings, page_text.record)
     # An atlas opens with the view "grid" of its heads.
     if isinstance(findings, Atlas):
-        page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(findings))
+        page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=prepare_heads(findings))
     else:
         page = page_of(page_texts, findings=findings, start=order.start())
     # By default, the file is named by its first text and its content.
