@@ -1,7 +1,7 @@
 """Declare the options of a study, each once: one field carries its type, default, help, range and parser.
 
-The same dataclass gives a command its options and the Python function its argument. This module loads neither torch,
-nor NumPy, nor typer.
+One dataclass serves both sides: `attnscope.cli` makes the flags of a command from it, and the Python function of the
+same name takes an instance of it as its argument. This module loads neither torch, nor NumPy, nor typer.
 """
 
 import dataclasses
@@ -16,45 +16,45 @@ from attnscope.errors import UsageError, require_choice, suggest
 OptionsClass = TypeVar("OptionsClass", bound=type)
 
 Heads = tuple[tuple[int, int], ...]
-"""Single heads, as (layer, head)."""
+"""Heads of a model, each as (layer, head)."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of an option, beside its type and default."""
+    """The declaration of an option. The dataclass field that holds it gives the option's type and default."""
 
     # What it does, for `--help` and the docstring of the dataclass
     help: str
-    # How it is written, such as ("-o", "--out"); empty = its name after two dashes
+    # Its flags on the command line, such as ("-o", "--out"); empty = two dashes and the name of the field
     flags: tuple[str, ...] = ()
-    # The smallest and the largest number; None = there is no bound
+    # The smallest and the largest number allowed; None = no bound
     least: float | None = None
     most: float | None = None
-    # The values that it may have, or that the members of a tuple may have; empty = any
+    # The allowed values, or the allowed members if the value is a tuple; empty = any
     choices: tuple[str, ...] = ()
-    # Parses the value from the command line; None = its type decides
+    # Parses the string from the command line; None = typer converts it to the type of the field
     read: Callable[[Any], Any] | None = None
-    # The default in the words of the command line, such as "zero,mean"; `read` parses it
+    # The default as a user would type it, such as "zero,mean"; `read` parses it
     default_text: Any = None
-    # Whether the command line does not have it
+    # Whether only the Python function has it, and the command line does not
     python_only: bool = False
-    # What a shell completes it with: "models"; None = nothing
+    # What a shell completes the value with: "models" = the names of known models; None = nothing
     completion: str | None = None
-    # The heading of the help that it stands under; None = that of its group
+    # The heading above it in the help; None = the heading of its dataclass
     panel: str | None = None
-    # Whether it is an argument of the command line, by position and without a flag
+    # Whether it is a positional argument of the command line, without a flag
     argument: bool = False
-    # What the help calls the value of an argument; None = as typer does
+    # What the help calls the value of a positional argument; None = the name of the field in capitals
     metavar: str | None = None
-    # Whether the command line requires it, though it has a default in Python
+    # Whether the command line requires a value, although the field has a default in Python
     is_required: bool = False
-    # Whether only --help-all shows it
+    # Whether --help omits it, and only --help-all shows it
     rare: bool = False
-    # Whether it may be repeated on the command line, and `read` takes the list of all values
+    # Whether the flag may be repeated on the command line; `read` then gets the list of all values
     is_repeatable: bool = False
 
     def require(self, name: str, value: Any) -> None:
-        """Refuse a value outside the range or the choices; `name` is what messages call the option."""
+        """Raise a UsageError if a value is outside the range or the choices; messages call the option `name`."""
         members = value if isinstance(value, tuple) else (value,)
         for member in members:
             if self.choices and member is not None and member not in self.choices:
@@ -73,7 +73,9 @@ def option(
     default_factory: Any = dataclasses.MISSING,
     **settings: Any,
 ) -> Any:
-    """Return a field of a dataclass of options; a bool whose default is True is switched off by its flag.
+    """Return a field of a dataclass of options.
+
+    The flag of a bool sets it to True, or to False if its default is True, such as --no-check.
 
     Args:
         help: `Option.help`.
@@ -87,13 +89,13 @@ def option(
 
 
 def group(options_class: type) -> Any:
-    """Return a field that is itself a dataclass of options; the command line takes its options too."""
+    """Return a field that holds another dataclass of options (a group); the command line has the options of both."""
     return dataclasses.field(default_factory=options_class, metadata={"group": options_class})
 
 
 def name_option(field: dataclasses.Field[Any]) -> str:
-    """Return what messages call the option of a field: its long flag, or TEXT for the argument `text`."""
-    # A field that `option` did not declare has no flags.
+    """Return what messages call a field: its long flag such as --out, or TEXT for a positional argument `text`."""
+    # A field that `option` did not declare is named as an option without flags: two dashes and its own name.
     declared = field.metadata.get("option", Option(""))
     if declared.argument:
         return field.name.upper()
@@ -105,12 +107,12 @@ def name_option(field: dataclasses.Field[Any]) -> str:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(option, dataclasses.field))
 def options(cls: OptionsClass) -> OptionsClass:
-    """Make a class a frozen dataclass of options: ranges are checked, and its docstring lists them.
+    """Make a class a frozen dataclass of options. A new instance checks its values; the docstring lists its options.
 
-    A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
+    The class may have a method `require()`, which raises a UsageError if its options contradict each other.
     """
 
-    # Dataclasses call this when all fields are set: each value is checked alone, then the class checks all together.
+    # A dataclass calls __post_init__ when all fields are set. Check each value alone, then all values together.
     def check(self: Any) -> None:
         for field in dataclasses.fields(self):
             if "option" in field.metadata:
@@ -120,7 +122,7 @@ def options(cls: OptionsClass) -> OptionsClass:
 
     cls.__post_init__ = check  # type: ignore[attr-defined]
     new_class: Any = dataclass(frozen=True)(cls)
-    # The docstring lists the help of each option.
+    # Append the help of each option to the docstring.
     lines = [textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:"]
     for field in dataclasses.fields(new_class):
         if "option" in field.metadata:
@@ -131,12 +133,12 @@ def options(cls: OptionsClass) -> OptionsClass:
 
 
 def refuse_beside(option: str, *groups: Any, **others: object) -> None:
-    """Refuse options that cannot be given together with one option.
+    """Raise a UsageError if options are set that contradict one option.
 
     Args:
-        option: What messages call that option.
-        groups: Dataclasses of options; all of these must have their defaults.
-        others: Values of further options by name; all must be false, empty or None.
+        option: What messages call the one option, such as "-o -".
+        groups: Dataclasses of options that contradict it: every option of these must have its default.
+        others: The values of further options that contradict it, by name: each must be False, empty or None.
     """
     names = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     for group in groups:
@@ -146,7 +148,7 @@ def refuse_beside(option: str, *groups: Any, **others: object) -> None:
 
 
 def _changed_options(group: Any) -> list[str]:
-    """Return what messages call those options of a group, and of the groups in it, that differ from their defaults."""
+    """Return what messages call the options of a group whose values are not their defaults, nested groups included."""
     names = []
     for field in dataclasses.fields(group):
         value = getattr(group, field.name)
@@ -157,17 +159,17 @@ def _changed_options(group: Any) -> list[str]:
     return names
 
 
-# Options that mean the same in every question --------------------------------------------------------------------
+# Fields that several dataclasses of options share --------------------------------------------------------------------
 
 
 MAX_SEED = 2**32 - 1
-"""The largest seed that every generator takes."""
+"""The largest seed: the random generators of Python, NumPy and torch all accept seeds up to it."""
 
 
-def seed_option(drawn: str, *, python_only: bool = False) -> Any:
-    """Return the field `seed` of a dataclass of options; `drawn` says what is drawn at random."""
+def seed_option(random_noun: str, *, python_only: bool = False) -> Any:
+    """Return the field `seed` of a dataclass of options; `random_noun` says what is random, such as "masked tokens"."""
     return option(
-        f"Seed of {drawn}.", default=0, least=0, most=MAX_SEED, python_only=python_only, rare=True
+        f"Seed of {random_noun}.", default=0, least=0, most=MAX_SEED, python_only=python_only, rare=True
     )
 
 
@@ -214,53 +216,54 @@ _SPAN_PATTERN = re.compile(r"(\d*):(\d*)", re.ASCII)
 _HEAD_PATTERN = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
 
 _MAX_DIGITS = 18
-"""The most digits of a number that fits into 64 bits."""
+"""The most digits of a number. Every number of 18 digits fits into 64 bits."""
 
 _MAX_RANGE_END = 9999
-"""More layers or heads than any model has. It keeps the tuple of a mistyped range, such as 0-99999999, small."""
+"""The largest end of a range of layers or heads. It keeps a typing error such as 0-99999999 from filling memory."""
 
 
-def read_ranges(listed: str) -> tuple[int, ...]:
-    """Return the numbers in a list of numbers and ranges: `0,3-5` becomes (0, 3, 4, 5)."""
+def read_ranges(comma_list: str) -> tuple[int, ...]:
+    """Return the numbers in a list of numbers and ranges, each once: `0,3-5` becomes (0, 3, 4, 5)."""
     hint = "layers and heads are chosen like this: 0,3-5; --mean shows means"
     numbers: list[int] = []
-    for part in _split_at_commas(listed, "layer or head", hint):
+    for part in _split_at_commas(comma_list, "layer or head", hint):
         if not _RANGE_PATTERN.fullmatch(part):
             raise UsageError(f"{part!r} is not a number or a range", hint)
+        # One end for a single number such as 3, two for a range such as 3-5.
         ends = [read_number(digits, "a layer or head") for digits in part.split("-")]
-        first = ends[0]
-        last = ends[-1]
-        if not first <= last <= _MAX_RANGE_END:
+        first_number = ends[0]
+        last_number = ends[-1]
+        if not first_number <= last_number <= _MAX_RANGE_END:
             raise UsageError(
                 f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5"
             )
-        numbers += range(first, last + 1)
+        numbers += range(first_number, last_number + 1)
     return tuple(dict.fromkeys(numbers))
 
 
-def read_numbers(listed: str, option: str) -> tuple[int, ...]:
+def read_numbers(comma_list: str, option: str) -> tuple[int, ...]:
     """Return the numbers in a list without ranges, such as `1024,4096`; `option` is what messages call the option."""
     hint = "numbers with commas between, such as 1024,4096"
-    parts = _split_at_commas(listed, option, hint)
+    parts = _split_at_commas(comma_list, option, hint)
     if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise UsageError(f"{option} is {listed!r}", hint)
+        raise UsageError(f"{option} is {comma_list!r}", hint)
     return tuple(read_number(part, option) for part in parts)
 
 
-def read_number(digits: str, what: str) -> int:
-    """Return a whole number from its digits; refuse more digits than any size has. Messages call the number `what`."""
+def read_number(digits: str, noun: str) -> int:
+    """Return a number from its digits, and refuse more than 18 digits; messages call the number `noun`."""
     if len(digits) > _MAX_DIGITS:
         raise UsageError(
-            f"{what} has {len(digits):,} digits", f"give a number of at most {_MAX_DIGITS} digits"
+            f"{noun} has {len(digits):,} digits", f"give a number of at most {_MAX_DIGITS} digits"
         )
     return int(digits)
 
 
-def read_heads(listed: str) -> Heads:
+def read_heads(comma_list: str) -> Heads:
     """Return the heads in a list such as `L3H1,L5H11`, as (layer, head)."""
     hint = "single heads are chosen like this: L3H1,L5H11"
     heads: list[tuple[int, int]] = []
-    for part in _split_at_commas(listed, "head", hint):
+    for part in _split_at_commas(comma_list, "head", hint):
         match = _HEAD_PATTERN.fullmatch(part)
         if not match:
             raise UsageError(f"{part!r} is not a head", hint)
@@ -268,28 +271,28 @@ def read_heads(listed: str) -> Heads:
     return tuple(dict.fromkeys(heads))
 
 
-def _split_at_commas(listed: str, what: str, hint: str) -> list[str]:
-    """Split a list at its commas; refuse an empty part: the user may have forgotten a head there.
+def _split_at_commas(comma_list: str, noun: str, hint: str) -> list[str]:
+    """Split a list at its commas, and refuse an empty part such as in "L3H1,,L5H11".
 
-    Messages call a part `what`.
+    Messages call a part `noun`; `hint` is the hint of the error.
     """
-    parts = [part.strip() for part in listed.split(",")]
+    parts = [part.strip() for part in comma_list.split(",")]
     if not any(parts):
-        raise UsageError(f"no {what} is given", hint)
+        raise UsageError(f"no {noun} is given", hint)
     if not all(parts):
-        raise UsageError(f"{listed!r} has a comma too many", hint)
+        raise UsageError(f"{comma_list!r} has a comma too many", hint)
     return parts
 
 
-def read_columns(listed: str) -> tuple[str, ...]:
+def read_columns(comma_list: str) -> tuple[str, ...]:
     """Return the names of columns in a list such as `layer,head`."""
-    return tuple(_split_at_commas(listed, "name", "such as layer,head"))
+    return tuple(_split_at_commas(comma_list, "name", "such as layer,head"))
 
 
 def read_span(default_text: str, option: str) -> tuple[int, int | None]:
-    """Return the start and the stop of a range of tokens, written as a slice; messages call the option `option`.
+    """Return the start and the stop of a range of tokens, given as a slice; messages call the option `option`.
 
-    `1000:1064` becomes (1000, 1064), `:64` becomes (0, 64), and `1000:` becomes (1000, None).
+    `1000:1064` becomes (1000, 1064), `:64` becomes (0, 64), and `1000:` becomes (1000, None): up to the last token.
     """
     match = _SPAN_PATTERN.fullmatch(default_text.strip())
     if not match or match[0] == ":" or len(default_text) > 20:
@@ -300,15 +303,15 @@ def read_span(default_text: str, option: str) -> tuple[int, int | None]:
     return int(match[1] or 0), int(match[2]) if match[2] else None
 
 
-def read_names(listed: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return the names in a list such as `zero,mean`, each once; refuse unknown ones, and an empty list.
+def read_names(comma_list: str, known: Sequence[str], noun: str) -> tuple[str, ...]:
+    """Return the names in a list such as `zero,mean`, each once; refuse unknown names, and an empty list.
 
-    Messages call a name `what`.
+    Messages call a name `noun`, such as "format".
     """
-    parts = [part.strip().lower() for part in listed.split(",")]
+    parts = [part.strip().lower() for part in comma_list.split(",")]
     names = tuple(dict.fromkeys(part for part in parts if part))
     for name in names:
-        require_choice(what, name, known)
+        require_choice(noun, name, known)
     if not names:
-        raise UsageError(f"no {what} is given", f"choose from {', '.join(known)}")
+        raise UsageError(f"no {noun} is given", f"choose from {', '.join(known)}")
     return names

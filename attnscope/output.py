@@ -1,9 +1,12 @@
 """Turn a record, which is the result of a study, into files, one JSON document, or tables in the terminal.
 
-Formats, options and folders are checked before a model runs for minutes. The files of a record appear together or not
-at all, see `results.storage`. Data are kept even if figures cannot be drawn: they may have taken hours. An interrupted
-study replaces no record. A command whose study was interrupted or failed in part prints its results, then ends with an
-error.
+A command calls `plan` before its study, to check formats, options and folders before a model runs for minutes. It gives
+the finished record to `Output.deliver`, which writes files, prints, and raises an error for an incomplete study.
+`attnscope show` calls `show` with a saved record. `print_document` prints what is no record.
+
+- The files of a record appear together or not at all, see `results.storage`.
+- Data files are kept even if figures cannot be drawn: they may have taken hours.
+- An interrupted study replaces no record.
 """
 
 from __future__ import annotations
@@ -47,13 +50,13 @@ DEFAULT_FOLDER = Path("attnscope-out")
 """The folder for files if the user names none."""
 
 INTERRUPTED = "interrupted"
-"""The subfolder for the files of an interrupted study, if the folder holds others that they would replace."""
+"""The subfolder for the files of an interrupted study, if the folder holds files of the same names."""
 
 MAX_SAVED_BYTES = 1 << 26
-"""The most bytes of weights that are saved beside the figures of a heatmap, so that `show` can draw them again."""
+"""The most bytes of attention weights that are saved beside the figures of a heatmap if the user names no format."""
 
 TERMINAL_FORMAT = "text"
-"""The format of maps in the terminal."""
+"""The name, among formats, of maps drawn in the terminal instead of a file."""
 
 _STYLE_OPTIONS = (*MAP_STYLE, *SIZES)
 """Options that are fields of `drawing.style.Style`."""
@@ -64,7 +67,7 @@ _CHANGE_BY_OPTION: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "words": lambda record, options: record.merge_words(),
     "mean": lambda record, options: record.average(options["mean"]),
 }
-"""How options of `show` change a record, in this order: functions of the record and of all options."""
+"""The function that an option of `show` applies to a record, in this order: (record, all options) -> changed record."""
 
 
 @dataclass(frozen=True)
@@ -72,30 +75,31 @@ class Output:
     """The files, figures and printed text that a record becomes."""
 
     kind: ResultKind
-    # The folder for files; None = none are written, unless the record has a folder of its own
+    # The folder for files; None = the user named no folder
     out: Path | None = None
+    # The formats of the files, such as ("npz", "png")
     formats: tuple[str, ...] = ()
-    # Whether the user named these formats
+    # Whether the user named these formats; if not, they are the usual ones
     has_named_formats: bool = True
-    # The name of the files, without their endings; None = that of the kind
+    # The name of the files, without their suffixes; None = the name of the kind of record
     stem: str | None = None
     # The columns of tables in files; empty = the usual ones
     columns: tuple[str, ...] = ()
     # Whether one JSON document is printed instead of tables
     json: bool = False
-    # Whether notes are left out
+    # Whether notes on stderr are left out
     quiet: bool = False
     # Whether maps are drawn in the terminal
     draws_maps: bool = False
-    # Whether the terminal has a few lines on the strongest links of maps, and the address of the first figure
+    # Whether the terminal shows a summary: the strongest links of maps in a few lines, and the URL of the first figure
     prints_summary: bool = False
-    # How the record is shown, by options of its kind
+    # Options of `attnscope show` for this kind of record, such as "query": "cat", without those that were not given
     options: Mapping[str, Any] = field(default_factory=dict)
-    # If the record has only the heads that were picked from another one: that one. Heads are ranked among all of it.
+    # The saved record with all its heads, if only some heads of it are shown: ranks count all heads. None = no choice
     full_result: Result | None = None
 
     def style(self, record: Result) -> Any:
-        """Return how the figures of a record are drawn."""
+        """Return the `drawing.style.Style` of a record's figures."""
         return record.style(**_select_options(self.options, _STYLE_OPTIONS))
 
     def deliver(
@@ -105,13 +109,12 @@ class Output:
 
         Args:
             record: The record.
-            folder: The folder of its files if the user names none.
-            other_paths: Files or folders that the study itself wrote; they are printed after the files.
+            folder: The folder of its files if the user names no folder.
+            other_paths: Files or folders that the study itself wrote; their names are printed after those of the files.
 
         Raises:
-            AttnscopeError: A file cannot be written; or, when everything else is done, part of what was asked for could
-                not be studied.
-            KeyboardInterrupt: The study was interrupted; its results until then are printed and written.
+            AttnscopeError: A file cannot be written. Or part of the study failed: its results are written and printed.
+            KeyboardInterrupt: The study was interrupted: its results until then are written and printed.
         """
         record, out = choose_folder(
             record, self.out or folder, self.stem or self.kind.stem or self.kind.name
@@ -122,10 +125,11 @@ class Output:
     def write_and_print(
         self, record: Result, out: Path | None, other_paths: Sequence[Path] = ()
     ) -> None:
-        """Write the files of a record into a folder, if there is one, and print its notes and the record."""
+        """Write the files of a record into a folder (None = write no files), and print its notes and the record."""
         notes = list(record.run.get("notes", ()))
         formats = self.formats
-        # Large weights of maps, which alone have a `glance`, are saved only if the user named a format for them.
+        # Large attention weights are saved only if the user named a format for them. Only records of attention maps
+        # have a `glance`, the image in a notebook.
         if self.kind.glance and not self.has_named_formats:
             size = sum(array.nbytes for array in record.arrays().values())
             if size > MAX_SAVED_BYTES:
@@ -142,15 +146,15 @@ class Output:
             texts_in(record.describe()), map(str, paths), self.options.get("font")
         )
         print_notes(notes, self.quiet)
-        # On stdout one JSON document; else tables, then the paths of files.
+        # Stdout gets one JSON document, or tables and then the paths of files.
         paths += other_paths
         if self.json:
             print_json(record.to_json(files=list(map(str, paths))))
             return
         from attnscope.report.plain_text import open_console, print_record
 
-        # The function that prints this kind takes some of the options, and of these three facts, see
-        # `ResultKind.shown_with`.
+        # `ResultKind.shown_with` names the arguments that the printing function of this kind takes: some of the
+        # options, and some of these three facts.
         arguments = {
             **self.options,
             "draws_maps": self.draws_maps,
@@ -163,7 +167,7 @@ class Output:
 
 
 def _select_options(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return those of the named options that are given."""
+    """Return the named options, without those that are absent."""
     return {name: options[name] for name in names if name in options}
 
 
@@ -181,29 +185,30 @@ def plan(
     has_default_folder: bool = False,
     **options: Any,
 ) -> Output:
-    """Check how a record is to be written and shown, before it is made.
+    """Check, before a study, how its record is to be written and shown; return the checked `Output`.
 
     Args:
         kind_name: The kind of record, such as "heads".
-        out: The folder for files, or the name of one, such as atlas.html or map.png; None = none.
-        formats: Their formats, such as "npz,csv,png"; None = the usual ones, or that of the file.
-        columns: The columns of tables in files; none = the usual ones.
+        out: The folder for files, or the path of a file such as atlas.html or map.png; None = the user names neither.
+        formats: The formats of files, such as "npz,csv,png"; None = the usual formats, or the suffix of the file.
+        columns: The columns of tables in files; empty = the usual columns.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
-        has_default_folder: Whether there is a folder for its files even if the user names none.
-        options: How it is shown, by `results.kinds.Kind.options`; None leaves an option to its default.
+        has_default_folder: Whether the command has a folder for its files even if the user names no folder.
+        options: Options in `results.kinds.ResultKind.options`, such as `query`; None leaves an option to its default.
 
     Raises:
-        UsageError: There is no such format, or no folder for files.
+        UsageError: A format is unknown, or there is no folder for files.
         AttnscopeError: The folder cannot be written.
     """
     kind = KINDS[kind_name]
-    known = (*kind.formats, TERMINAL_FORMAT) if kind.glance else kind.formats
+    # Only records of attention maps, which have a `glance`, can be drawn in the terminal.
+    known_formats = (*kind.formats, TERMINAL_FORMAT) if kind.glance else kind.formats
     output = _plan_files(
         kind,
         out,
         formats,
-        known,
+        known_formats,
         kind.usual_formats,
         columns,
         options,
@@ -211,7 +216,8 @@ def plan(
     )
     if output.draws_maps and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    # Programs read stdout if there are only files of data, or with --quiet: then it has paths and nothing else.
+    # People read stdout if pictures are written without --quiet, and get a summary. Otherwise programs may read stdout,
+    # which then has only paths.
     has_pictures = not {*FIGURE_FORMATS, *kind.page_formats}.isdisjoint(output.formats)
     prints_summary = has_default_folder and has_pictures and not quiet
     return replace(output, json=json, quiet=quiet, prints_summary=prints_summary)
@@ -227,37 +233,39 @@ def show(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Show a saved record again: in the terminal, or with a folder as files.
+    """Show a saved record again: in the terminal, or as files in a folder.
 
-    The arguments are those of `plan`, but `formats` may also name "text". None = "text" without a folder; with one,
-    png or the usual data of a kind without figures.
+    The arguments are those of `plan`, but every kind of record accepts the format "text". If `formats` is None, the
+    format is "text" without a folder. With a folder it is png, or the usual formats of a kind without figures.
 
     Raises:
-        UsageError: The kind of record has no such format, or no use for an option; or there is no folder for files.
+        UsageError: The kind of record lacks a format or an option, or there is no folder for files.
         AttnscopeError: The folder cannot be written, or a token or head is not in the record.
     """
     kind = record.record_kind()
-    # A script is not written: its lines are code, and a saved record may come from anywhere.
-    known = [name for name in kind.formats if name != "py"]
-    usual = [TERMINAL_FORMAT]
+    # Never write a Python script from a saved record: the file may come from anyone, and its text would become code.
+    known_formats = [name for name in kind.formats if name != "py"]
+    usual_formats = [TERMINAL_FORMAT]
     if out is not None and "png" in kind.usual_formats:
-        usual = ["png"]
+        usual_formats = ["png"]
     elif out is not None:
-        usual = [name for name in kind.usual_formats if name in known]
-    output = _plan_files(kind, out, formats, [*known, TERMINAL_FORMAT], usual, columns, options)
-    # Pick heads and change the record as options ask; the remaining options say how it is drawn.
+        usual_formats = [name for name in kind.usual_formats if name in known_formats]
+    output = _plan_files(
+        kind, out, formats, [*known_formats, TERMINAL_FORMAT], usual_formats, columns, options
+    )
+    # Options that choose heads or change the record are used up here. The remaining options say how it is drawn.
     remaining = dict(output.options)
     choice = [remaining.pop(name, None) for name in CHOICE_OF_HEADS]
     shown = choose_heads(record, *choice)
     for name, change in _CHANGE_BY_OPTION.items():
-        # A change that was made before the record was saved is not made again.
+        # `changes` names the changes that were made before the record was saved: do not apply these twice.
         if remaining.pop(name, None) and name not in shown.changes:
             shown = change(shown, output.options)
     query = remaining.get("query")
     if query is not None:
-        # Refuse a query that names no token of the record.
+        # Call the kind's `require_query`: it raises an error if the query names no token of the record.
         kind.resolve("query")(shown, query)
-    # Weights of a saved record are written however large they are, as if the user had named a format.
+    # A saved record is written however large its weights are, as if the user had named a format.
     output = replace(
         output, json=json, quiet=quiet, options=remaining, full_result=record, has_named_formats=True
     )
@@ -268,21 +276,21 @@ def _plan_files(
     kind: ResultKind,
     out: Path | None,
     formats: str | None,
-    known: Sequence[str],
-    usual: Sequence[str],
+    known_formats: Sequence[str],
+    usual_formats: Sequence[str],
     columns: tuple[str, ...],
     options: Mapping[str, Any],
     *,
     has_default_folder: bool = False,
 ) -> Output:
-    """Check the folder, the formats and the options that a user asks for, and return them.
+    """Check the folder, the formats and the options that a user asks for, and return them as an `Output`.
 
-    The formats must be among the `known` ones; the `usual` ones are written if the user names none.
+    The user may name formats in `known_formats`. If the user names no format, the formats are those in `usual_formats`.
     """
     options = {name: value for name, value in options.items() if value is not None}
     kind.require_options(options)
     load_named("drawing.style:Style")(**_select_options(options, _STYLE_OPTIONS))
-    # A file may be named instead of a folder; files of other formats go beside it.
+    # If `out` names a file such as map.png, write to its folder under its stem, and add its suffix to the formats.
     stem = None
     if out is not None:
         ending = out.suffix.removeprefix(".")
@@ -291,10 +299,10 @@ def _plan_files(
             formats = ending if formats is None else f"{formats},{ending}"
             stem = out.stem
             out = out.parent
-    # Check that there is a folder for files, and that there are files for the folder and the columns.
-    names = tuple(usual) if formats is None else read_names(formats, known, "format")
+    # Refuse files without a folder, a folder without files, and columns without a table.
+    names = tuple(usual_formats) if formats is None else read_names(formats, known_formats, "format")
     files = tuple(name for name in names if name != TERMINAL_FORMAT)
-    # The script of a trace reads the npz file beside it.
+    # The Python script of a trace reads the npz file beside it, so write both.
     if "py" in files and "npz" not in files:
         files = ("npz", *files)
     if files and formats is not None and out is None and not has_default_folder:
@@ -303,7 +311,8 @@ def _plan_files(
         )
     if out is not None and not files:
         raise UsageError(
-            "there is no file to write: text is drawn in the terminal", "add formats, or leave out --out"
+            "there is no file to write: text is drawn in the terminal",
+            "add formats, or leave out --out",
         )
     if columns and not {*files} & {*TABLE_FORMATS}:
         raise UsageError(
@@ -334,12 +343,12 @@ def write_files(
     stem: str | None = None,
     columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Write the files of a record into a folder: all of them, or none; but data are kept if figures cannot be drawn.
+    """Write the files of a record into a folder, all or none. If drawing figures fails, the data files are kept.
 
-    The arguments are fields of `Output`; the options say how figures are drawn.
+    The arguments are fields of `Output`. The options say how figures are drawn.
 
     Returns:
-        The files: figures first if the usual formats of its kind begin with one, else last.
+        The files: figures come first if the usual formats of the kind begin with a figure format, otherwise last.
     """
     kind = record.record_kind()
     if stem is not None:
@@ -350,28 +359,33 @@ def write_files(
     if not (figures or pages or data):
         return []
     paths = []
-    drawn = []
+    figure_paths = []
     with replace_together(out) as staged:
-        has_all = bool(options.get("every"))
+        has_all_columns = bool(options.get("every"))
         for name in data:
-            paths.append(record.save(staged / kind.file_name(name), every=has_all, columns=columns))
+            paths.append(
+                record.save(staged / kind.file_name(name), every=has_all_columns, columns=columns)
+            )
         for name in pages:
             paths.append(kind.resolve("page")(record).save(staged / kind.file_name(name)))
         try:
             if figures:
+                # The options of the kind that concern figures.
                 names = {*kind.options} & {*_STYLE_OPTIONS, *kind.drawn_with}
-                drawn = record.draw(staged, figures, **_select_options(options, names))
+                figure_paths = record.draw(staged, figures, **_select_options(options, names))
                 if stem is not None:
-                    drawn = _rename_figures(drawn, stem)
+                    figure_paths = _rename_figures(figure_paths, stem)
         except BaseException:
             _keep_data(staged, out)
             raise
-    paths = [*drawn, *paths] if kind.usual_formats[0] in FIGURE_FORMATS else [*paths, *drawn]
+    paths = (
+        [*figure_paths, *paths] if kind.usual_formats[0] in FIGURE_FORMATS else [*paths, *figure_paths]
+    )
     return [out / path.relative_to(staged) for path in paths]
 
 
 def _rename_figures(files: Sequence[Path], stem: str) -> list[Path]:
-    """Rename figures to the stem that the user named, or to names that begin with it where there are several."""
+    """Rename figures to the stem that the user named; several figures get names that begin with it, "map-L3H1.png"."""
     is_single = len({file.stem for file in files}) == 1
     renamed = []
     for file in files:
@@ -381,9 +395,9 @@ def _rename_figures(files: Sequence[Path], stem: str) -> list[Path]:
 
 
 def _keep_data(staged: Path, out: Path) -> None:
-    """Keep the data if not all figures could be drawn: in `out`, or in a subfolder if `out` has other files.
+    """Move the data files to `out`, or to a subfolder of `out` if it has other files, after drawing figures failed.
 
-    `staged` is the temporary folder, in `out`, of the files that were written until then.
+    `staged` is the temporary folder inside of `out` with the files written until then.
     """
     names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
     if not names:
@@ -396,12 +410,13 @@ def _keep_data(staged: Path, out: Path) -> None:
                 (staged / name).replace(folder / name)
         if target != out:
             print_notes(
-                [f"not all figures were drawn, so none is kept: the data are in {target}"], quiet=False
+                [f"not all figures were drawn, so none is kept: the data are in {target}"],
+                quiet=False,
             )
 
 
 def note_missing_glyphs(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:
-    """Return a note if figures among the files show characters that no font has."""
+    """Return a note in a list if the files have figures, and some characters of the texts are in no font; else []."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
     note = load_named("drawing.lettering:note_missing")(texts, font)
@@ -412,23 +427,24 @@ def note_missing_glyphs(texts: Iterable[str], files: Iterable[str], font: str | 
 
 
 def choose_folder(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
-    """Choose where a study is written: a subfolder if it was interrupted and the folder holds a record already.
+    """Choose the folder of a study: a subfolder if the study was interrupted and the folder holds a record already.
 
     Args:
         record: The record of the study.
-        out: The folder that was named; None = nothing is to be written.
-        stem: The name of the record's files, without ending.
+        out: The folder that was named; None = no files are written.
+        stem: The name of the record's files, without suffix.
 
     Returns:
-        The record, with a note if it goes to the subfolder; and the folder, None = nothing is to be written.
+        The record, with a note if its folder is the subfolder; and the folder, or None as `out`.
 
     Raises:
-        KeyboardInterrupt: It was interrupted before anything was done.
+        KeyboardInterrupt: The study was interrupted before it finished a text.
     """
     if not is_interrupted(record.corpus):
         return record, out
     if not record.corpus.get("n_texts"):
         raise KeyboardInterrupt
+    # A page or a figure holds no record, and may be replaced.
     if out is None or not any((out / f"{stem}.{ending}").exists() for ending in ("npz", "json", "csv")):
         return record, out
     note = f"Interrupted, and {out} holds a record, which stays: see its folder {INTERRUPTED}."
@@ -437,27 +453,31 @@ def choose_folder(record: Any, out: Path | None, stem: str) -> tuple[Any, Path |
 
 
 def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Raise an error if something could not be read or failed, and KeyboardInterrupt if the study was interrupted.
+    """Print the skipped parts of a study on stderr, and raise an error if it is incomplete.
 
-    The result has been printed and written by then: nothing is lost.
+    The caller has already written and printed the results.
+
+    Args:
+        corpus: The record's `corpus`, the facts of the texts.
+        run: The record's `run`, the facts of the run, such as the model and the notes.
 
     Raises:
-        AttnscopeError: Something could not be read or studied, or a later step failed.
+        AttnscopeError: A text or a checkpoint could not be read or studied, or a later step failed.
         KeyboardInterrupt: The study was interrupted.
     """
     failures = run.get("failures", ())
     problems = corpus.get("problems", ())
-    # Checkpoints of a training that could not be measured
+    # Checkpoints of a training that could not be measured.
     skipped = run.get("skipped", ())
     for problem in (*skipped, *problems):
         source = str(problem["source"])
         if problem["line"] is not None:
             source += f", line {problem['line']}"
         print("skipped: " + one_line(f"{source}: {problem['reason']}"), file=sys.stderr)
-    # The first word of `corpus["of"]` is what was studied, such as "pictures"; texts have none.
+    # The first word of `corpus["of"]` says what was studied, such as "pictures"; for texts the entry is missing.
     plural = str(corpus.get("of") or "").partition(" ")[0]
     if is_interrupted(corpus):
-        # "this is what 12 texts say"
+        # Completes "this is what 12 texts say".
         n_checkpoints = corpus.get("n_checkpoints")
         done = f"{corpus['n_texts']:,} {plural or 'texts'} say"
         if isinstance(n_checkpoints, int):
@@ -465,7 +485,7 @@ def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> N
         print_notes([f"incomplete: this is what {done}"], quiet=False)
         if not failures:
             raise KeyboardInterrupt
-    # Errors, the gravest first.
+    # Raise one error, for the gravest failure.
     if failures:
         hints = [failures[0]["hint"], "what was measured before is in the result"]
         raise AttnscopeError(failure_line(failures[0]), "; ".join(filter(None, hints)))
@@ -478,6 +498,7 @@ def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> N
         n_problems = amount(len(problems), "part of the texts", "parts of the texts")
         if plural:
             n_problems = amount(len(problems), plural.removesuffix("s"))
+        # A problem has no field for its stage. `studies` begins the reason with "not studied" if the text was read.
         is_lost = any("not studied" in problem["reason"] for problem in problems)
         failed = "read or studied" if is_lost else "read"
         raise AttnscopeError(
@@ -490,7 +511,7 @@ def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> N
 _CONTROL_CHARACTERS = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Characters beyond ASCII that a terminal may obey and json.dumps keeps: controls, text direction, line separators."""
+"""Characters that json.dumps keeps though a terminal may obey them: controls, text direction, line separators."""
 
 
 def print_notes(notes: Iterable[str], quiet: bool) -> None:
@@ -503,8 +524,8 @@ def print_notes(notes: Iterable[str], quiet: bool) -> None:
 def print_paths(paths: Sequence[str | Path], *, has_address: bool = False) -> None:
     """Print the files that were written, one per line; on a terminal, control characters in their names are escaped.
 
-    On a terminal the address of each HTML page follows its name, for a browser. With `has_address`, the address of the
-    first file is printed above all files instead.
+    On a terminal the file:// URL of each HTML page follows its name, for a browser. With `has_address`, the URL of the
+    first file is printed above all files instead, on a terminal or not.
     """
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     if has_address and paths:
@@ -516,11 +537,11 @@ def print_paths(paths: Sequence[str | Path], *, has_address: bool = False) -> No
 
 
 def print_json(document: str | Mapping[str, Any]) -> None:
-    """Print a JSON document, in UTF-8 whatever the terminal's encoding."""
+    """Print a JSON document, in UTF-8 whatever the terminal's encoding. Nothing is printed without a stdout."""
     text = document if isinstance(document, str) else dumps(document, ensure_ascii=False)
     if sys.stdout is not None:
         sys.stdout.flush()
-        # Control characters, and bytes of file names that are not UTF-8, become escapes such as \u202e.
+        # Escape control characters, and surrogates: these stand for bytes of file names that are not UTF-8.
         escaped = _CONTROL_CHARACTERS.sub(lambda match: dumps(match[0])[1:-1], text)
         sys.stdout.buffer.write(escaped.encode() + b"\n")
 
@@ -528,13 +549,13 @@ def print_json(document: str | Mapping[str, Any]) -> None:
 def print_document(
     document: Callable[[], Mapping[str, Any]], paths: Sequence[Path], json: bool, answer: str = ""
 ) -> None:
-    """Print the files of a page or a batch, which are no records, or its JSON document.
+    """Print the files of a page or a batch, which are no records, or the JSON document that describes them.
 
     Args:
         document: Returns the JSON document.
         paths: The files.
-        json: Whether the document is printed, with the files in it; else the files, one per line.
-        answer: What is printed above the files, with the address of the first one; "" = neither.
+        json: Whether the document is printed, with the files in it; if not, the files are printed, one per line.
+        answer: A line to print above the files, followed by the URL of the first file; "" = print neither.
     """
     if json:
         print_json({**document(), "files": list(map(str, paths))})

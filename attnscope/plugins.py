@@ -2,12 +2,12 @@
 
 A package names its module under the entry point `attnscope.plugins`. The module may define
 
-- `TOKEN_SETS`: functions by the name of a set of tokens. A function takes `Tokens` and returns which of them belong to
-  the set, (token,) bool.
-- `measures()`: a function that returns `core.catalogue.Measure`s. Their family is `KeyMeasure(name)`, where name is
-  such a set. The catalogue calls it while it is imported itself, so the function, not the module, must import the
-  catalogue.
-- `COMMANDS`: functions by the name of a command, with options as in `attnscope.cli`.
+- `TOKEN_SETS`: a dict of functions, by the name of a set of tokens such as "digits". A function takes `Tokens` and
+  returns which tokens belong to the set, (token,) bool.
+- `measures()`: a function that returns a list of `core.catalogue.Measure`. The family of each is `KeyMeasure(name)`,
+  where `name` is a key of `TOKEN_SETS`. The catalogue calls this function while the catalogue itself is imported.
+  Therefore the plugin imports the catalogue inside of the function, not at the top of its module.
+- `COMMANDS`: a dict of functions, by the name of a command. Their options are declared as in `attnscope.cli`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTRY_POINT_GROUP = "attnscope.plugins"
 """The group of entry points."""
 
 _plugins_being_imported: list[str] = []
-"""Holds the name of the plugin that is being imported, to notice that it asks for plugins itself."""
+"""The name of the plugin whose module is being imported; empty between imports. It reveals a nested import."""
 
 
 @functools.cache
@@ -41,10 +41,11 @@ def load_plugins() -> tuple[ModuleType, ...]:
 
     Raises:
         AttnscopeError: A plugin cannot be imported.
-        ImportError: A plugin asks for plugins while it is imported: it imports the catalogue at its top.
+        ImportError: This function is called while it imports a plugin. The plugin imports the catalogue at its top,
+            and the catalogue calls this function.
     """
     modules: list[ModuleType] = []
-    # This call comes from a module that the call before it imports.
+    # A call of this function is importing a plugin, whose module has led to this second call.
     if _plugins_being_imported:
         raise ImportError("it imports attnscope.core.catalogue at its top; import it within measures()")
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
@@ -80,7 +81,7 @@ def load_commands() -> dict[str, Callable[..., None]]:
 
 
 def _merge_dicts(attribute: str) -> dict[str, Any]:
-    """Return the entries of all plugins' dictionaries of this name; a plugin need not have one."""
+    """Merge the dicts that plugins have under one name, "TOKEN_SETS" or "COMMANDS"; a plugin may lack it."""
     added: dict[str, Any] = {}
     for plugin in load_plugins():
         added |= getattr(plugin, attribute, {})

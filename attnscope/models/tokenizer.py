@@ -1,4 +1,7 @@
-"""Read tokenizer.json by the tokenizers library alone, so that texts are tokenised before torch is loaded."""
+"""Read tokenizer.json by the tokenizers library alone, so that texts are tokenised before torch is loaded.
+
+A piece is a token as the vocabulary writes it, such as "Ġcat" or "##ing".
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,12 @@ from attnscope.text import PieceStyle, require_tokenizable, tokens_of_encoding
 
 
 def explain_slow_tokenizer(folder: Path) -> str | None:
-    """Return why a folder's tokenizer needs transformers, as the end of a sentence; None if it does not."""
+    """Return why only transformers can load a folder's tokenizer; None = the tokenizers library can."""
     return None if (folder / "tokenizer.json").is_file() else "it holds no tokenizer.json"
 
 
 class FastTokenizer(Tokenizer):
-    """A tokenizer of the tokenizers library that returns Tokens: whole texts, never cut and never padded."""
+    """A tokenizer of the tokenizers library that returns Tokens. It neither truncates nor pads a text."""
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
         backend.no_truncation()
@@ -26,19 +29,19 @@ class FastTokenizer(Tokenizer):
         self.name = name
         self.backend = backend
         self._style = detect_piece_style(backend)
-        # A Unigram model holds the id of its unknown token, the other models its text.
+        # A Unigram model has the id of its unknown token as `unk_id`. The other models have its text as `unk_token`.
         self.unknown_id = getattr(backend.model, "unk_id", None)
         if self.unknown_id is None and getattr(backend.model, "unk_token", None):
             self.unknown_id = backend.token_to_id(backend.model.unk_token)
 
     def ordinary_ids(self) -> list[int]:
-        """Return the ids of all tokens that stand for text, ascending: neither special tokens nor unused ones."""
+        """Return the ids of all tokens that stand for text, ascending: neither special tokens nor "[unused0]"."""
         # All special tokens are among the added ones.
         added = self.backend.get_added_tokens_decoder().items()
         special = {token_id for token_id, token in added if token.special}
         ids = []
         for piece, token_id in self.backend.get_vocab().items():
-            # BERT's vocabularies keep room for tokens of the user: "[unused0]" and so on.
+            # BERT's vocabularies reserve tokens for users: "[unused0]", "[unused1]" and so on.
             if token_id not in special and not piece.startswith("[unused"):
                 ids.append(token_id)
         return sorted(ids)
@@ -61,7 +64,8 @@ class FastTokenizer(Tokenizer):
         with as_failure(f"cannot read the tokenizer {path}", "get the file again"):
             backend = tokenizers.Tokenizer.from_file(str(path))
             if _is_bert(folder, settings) and isinstance(backend.normalizer, normalizers.BertNormalizer):
-                # Where tokenizer_config.json and tokenizer.json disagree, the former wins, as in transformers.
+                # If the two files disagree, tokenizer_config.json overrides tokenizer.json, as in transformers. The
+                # defaults are those of transformers' BertTokenizer.
                 backend.normalizer = normalizers.BertNormalizer(
                     lowercase=settings.get("do_lower_case", True),
                     handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
@@ -79,16 +83,16 @@ class FastTokenizer(Tokenizer):
 
 
 def detect_piece_style(backend: tokenizers.Tokenizer) -> PieceStyle:
-    """Return how a tokenizer writes its pieces, judged by the classes of its parts."""
-    # The repr of a part names its class, and those of all parts of a Sequence.
-    parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
-    if "ByteLevel" in parts:
+    """Return how a tokenizer writes its pieces: "bytes" (as "Ġcat"), "sentencepiece" (as "▁cat") or "plain"."""
+    # A Sequence of components hides their classes, but its repr names them all.
+    components = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
+    if "ByteLevel" in components:
         return "bytes"
-    return "sentencepiece" if "Metaspace" in parts or "▁" in parts else "plain"
+    return "sentencepiece" if "Metaspace" in components or "▁" in components else "plain"
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no such file, or it holds something else."""
+    """Return the object in a JSON file; {} if the file is missing, or holds no object."""
     if not path.is_file():
         return {}
     with as_failure(f"cannot read {path}", "get the file again"):
@@ -97,7 +101,11 @@ def _read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _is_bert(folder: Path, settings: dict[str, Any]) -> bool:
-    """Return whether a folder holds BERT's own tokenizer: by its class in `settings`, else by the model_type."""
+    """Return whether a folder holds BERT's own tokenizer.
+
+    The `tokenizer_class` in `settings`, which are tokenizer_config.json, decides. Without a class, the `model_type` in
+    config.json decides.
+    """
     name = settings.get("tokenizer_class")
     if isinstance(name, str):
         return name.removesuffix("Fast") in {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"}
