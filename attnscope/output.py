@@ -498,7 +498,8 @@ def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> N
         n_problems = amount(len(problems), "part of the texts", "parts of the texts")
         if plural:
             n_problems = amount(len(problems), plural.removesuffix("s"))
-        # A problem has no field for its stage. `studies` begins the reason with "not studied" if the text was read.
+        # A problem has no field for its stage: `studies` writes "not studied" into the reason if a text was read. A
+        # false match would only change the wording of this error.
         is_lost = any("not studied" in problem["reason"] for problem in problems)
         failed = "read or studied" if is_lost else "read"
         raise AttnscopeError(

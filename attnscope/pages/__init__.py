@@ -1,4 +1,9 @@
-"""Make one HTML file of records: every head to look at, compare and save, without a server or a network."""
+"""Make one HTML file of records, in which a reader views, compares and saves every head, without server or network.
+
+`heads` and `texts` prepare the data, and `document` assembles the file. The page's script (`pages/src`) reads a JSON
+manifest first. The manifest names the *blocks*: packed data, in an HTML element each, which the script unpacks on
+demand.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,10 +43,11 @@ def page_of_record(record: Any, *, findings: HeadsResult | None = None) -> Page:
 
     Args:
         record: A `Heatmap`, `Heads` or an `Atlas`.
-        findings: The result of `attnscope.heads`, which names the roles of the heads of a heatmap or an atlas.
+        findings: The result of `attnscope.heads`, from which the page takes the roles of heads; None = the record's
+            own.
 
     Raises:
-        AttnscopeError: The record holds nothing, or more weights than a browser would hold.
+        AttnscopeError: The record is empty, or has more weights than a browser can hold.
     """
     if isinstance(record, Heatmap):
         return page_of([PageText(record)], findings=findings)
@@ -59,22 +65,22 @@ def page_of(
 
     Args:
         texts: The texts with their attention; may be empty if there are `heads`.
-        findings: Names the roles of heads; None = `heads` does.
-        start: The first view, as the page's address names it: `{"v": "matrix", "h": "3.1"}`.
-        heads: A record about heads, such as an atlas, made ready by `prepare_heads`.
+        findings: The result of `attnscope.heads`, from which the page takes the roles of heads; None = from `heads`.
+        start: The first view, by parameters of the page's URL: `{"v": "matrix", "h": "3.1"}` is the matrix of L3H1.
+        heads: A record about heads, such as an atlas, as `prepare_heads` returns it.
 
     Raises:
-        AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
+        AttnscopeError: There is no text, no head to show, or there are more weights than a browser can hold.
     """
     if not texts and heads is None:
         raise AttnscopeError("a page needs a text")
     records = [text.record for text in texts]
     has_photos = any(record.picture is not None or record.pictures for record in records)
-    # Small pages keep weights in finer steps.
+    # Weights are rounded to multiples of a step; small pages can afford a finer one.
     step = FINE_STEP
     if records and require_room(records) > MAX_FINE_WEIGHTS:
         step = STEP
-    # The manifest is what the page's script reads first. See `texts` for steps and units of weights.
+    # The page's script reads the manifest first. `pages.texts` defines the three numbers on the coding of weights.
     manifest: dict[str, Any] = {
         "schema": PAGE_SCHEMA,
         "version": VERSION,
@@ -85,8 +91,8 @@ def page_of(
         "roles": None,
         "start": {**(start or {})},
     }
-    # Blocks are packed data. Those of `heads` come first: 0 describes all heads, the others are cards of heads.
-    # `parts` are scripts that not all pages have.
+    # The blocks of `heads` come first: block 0 describes all heads, and each further block is the card of a head.
+    # `parts` are keys of `document.OPTIONAL_MODULES`: scripts that only some pages need.
     blocks: list[str] = []
     parts = []
     if heads is not None:
@@ -98,18 +104,19 @@ def page_of(
     role_source = heads if findings is None else prepare_heads(findings)
     if role_source is not None:
         manifest["roles"] = role_source.roles
-    # Means over heads have names instead of a layer and a head.
+    # After `--mean`, a map is a mean over heads. It has a name instead of a layer and a head.
     if records and records[0].mean_name:
         names = {}
         for attention in records[0].maps:
             for layer, head in attention.pairs:
                 names[f"{layer}.{head}"] = attention.name_of(layer, head)
         manifest["means"] = names
-    # The weights and photos of texts are appended to the blocks.
+    # `describe_text` also appends the weights and photos of a text to the blocks.
     manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
-    # A page of texts alone opens on the view that suits the first one.
+    # If there are texts alone, open the page on a view that suits the first text. Entries of `start` override it.
     if heads is None and has_photos:
-        # Of hundreds of patches each gets a small weight, too pale on a scale up to 1. Photos have a view of their own.
+        # Each of hundreds of patches has a small weight, too pale on a colour scale up to 1: scale to each head's
+        # largest weight. Without "v" the script chooses the view of photos.
         manifest["start"] = {"scale": "head", **manifest["start"]}
         manifest["start"].pop("v", None)
     elif heads is None and (opened := choose_opening_head(records[0])):
@@ -119,23 +126,24 @@ def page_of(
 
 
 def choose_opening_head(record: Heatmap) -> tuple[int, int] | None:
-    """Return the head that a page opens on: the one whose queries attend most to distant tokens, and to different ones.
+    """Return the (layer, head) that a page opens on: the head that attends most to distant tokens that vary by query.
 
-    A query's score is its largest weight above the key's mean over all queries, among keys that are neither special
-    nor first and more than two tokens away. The head with the largest mean score is returned; None = no key is so far.
+    The score of a head is the mean over queries of a query's largest weight, after each key's mean over queries is
+    subtracted. Only keys more than two tokens away count, without special tokens and the first token. Return None if
+    no key counts.
     """
     attention = record.maps[0]
-    # Which keys count for which query, (query, key).
+    # Whether a key counts for a query, (query, key).
     queries = np.arange(len(attention.queries))
     keys = np.arange(len(attention.keys))
-    counts = (np.abs(queries[:, None] - keys) > 2) & ~attention.keys.special & (keys > 0)
+    is_counted = (np.abs(queries[:, None] - keys) > 2) & ~attention.keys.special & (keys > 0)
     heads = record.chosen(attention)
-    if not heads or not counts.any():
+    if not heads or not is_counted.any():
         return None
 
-    # A key that all queries attend to says little: subtract its mean over queries.
+    # Subtract a key's mean over queries, as a key that all queries attend to says little about a query.
     def score(head: tuple[int, int]) -> float:
         weights = attention.of(*head)
-        return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
+        return float(np.where(is_counted, weights - weights.mean(0), 0.0).max(1).mean())
 
     return max(heads, key=score)

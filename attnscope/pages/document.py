@@ -1,4 +1,7 @@
-"""Assemble the HTML file: JSON, packed blocks, script and style, and a policy that lets nothing else run."""
+"""Assemble the HTML file: JSON, packed blocks, script, style sheet, and a policy that lets no other script run.
+
+The script is made of the ES modules in `pages/src`, joined into one, as a file without a network can import none.
+"""
 
 import base64
 import hashlib
@@ -15,6 +18,7 @@ from attnscope.results.storage import PAGE_MARK, write_whole
 from attnscope.version import VERSION
 
 PAGE_SCHEMA = "attnscope.page/1"
+"""The name and version of the manifest's format."""
 
 COMMON_MODULES = (
     "colour",
@@ -33,15 +37,15 @@ COMMON_MODULES = (
     "compare",
     "save",
 )
-"""The ES modules of every page, each after those that it imports."""
+"""The ES modules of every page. A module comes after the modules that it imports."""
 
 OPTIONAL_MODULES = {
     "heads": ("wording", "catalog", "query", "scatter", "atlas", "card", "examples", "head"),
     "photo": ("photo",),
 }
-"""Modules that only some pages have, by the name of the part that they make up. `app`, the last module, follows them.
+"""Modules that only some pages need, by the name of a part of the page. `app`, the module that starts, comes after them.
 
-A part may also have a style sheet, which has its name.
+A part may also have a style sheet of the same name, such as `heads.css`.
 """
 
 # What is removed as modules are joined: imports from other modules, indentation, and the word `export`.
@@ -52,22 +56,23 @@ _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)
 
 @dataclass(eq=False)
 class Page:
-    """Hold one HTML file that shows attention; a notebook shows it below the cell.
+    """Hold one HTML file that shows attention. A notebook displays it below the cell.
 
     Attributes:
-        html: The whole file.
+        html: The content of the file.
     """
 
     html: str
 
     def save(self, path: str | Path) -> Path:
-        """Write the file, whole or not at all.
+        """Write the file, whole or not at all, and return its path.
 
         Raises:
-            AttnscopeError: It cannot be written.
+            AttnscopeError: The file cannot be written.
         """
         return write_whole(Path(path), self.html.encode())
 
+    # A sandboxed iframe keeps the page's script from the notebook.
     def _repr_html_(self) -> str:
         content = self.html.replace("&", "&amp;").replace('"', "&quot;")
         return (
@@ -81,34 +86,35 @@ class Page:
 
 @cache
 def build_script(*parts: str) -> str:
-    """Return the page's modules joined into one; without imports and exports, as all names are in one scope."""
+    """Return the page's modules joined into one, without imports and exports, as all names share one scope."""
     source = files("attnscope.pages") / "src"
     modules = [*COMMON_MODULES]
     for part in parts:
         modules += OPTIONAL_MODULES[part]
     modules.append("app")
-    # Modules one after the other, each after those that it imports.
-    joined = []
+    sources = []
     for name in modules:
         text = (source / f"{name}.js").read_text(encoding="utf-8")
-        joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
-    whole = '"use strict";\n' + "\n".join(joined)
-    # Remove indentation too. Only a template literal (in backticks) of several lines could need it.
-    if any(line.count("`") % 2 for line in whole.splitlines()):
+        sources.append(_EXPORT.sub("", _IMPORT.sub("", text)))
+    code = '"use strict";\n' + "\n".join(sources)
+    # Removing indentation would damage a template literal of several lines, which has an odd number of backticks in a
+    # line.
+    if any(line.count("`") % 2 for line in code.splitlines()):
         raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
-    # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and
-    # take twice as long to read it. Python's escapes up to U+FFFF are JavaScript's too; beyond, \U is not.
-    whole = _INDENT.sub("", whole).encode("ascii", "backslashreplace").decode()
-    if "</script" in whole.lower() or "<!--" in whole or "\\U" in whole:
+    # Encode in ASCII. One letter beyond Latin-1 makes a browser hold the whole file, with its data, in 16 bits per
+    # letter, which takes twice as long to read. JavaScript knows Python's escapes \xhh and \uhhhh, but not \Uhhhhhhhh.
+    code = _INDENT.sub("", code).encode("ascii", "backslashreplace").decode()
+    # These two strings would end or hide the rest of the script element.
+    if "</script" in code.lower() or "<!--" in code or "\\U" in code:
         raise ValueError(
             "a script that ends its own element, or a letter that JavaScript escapes otherwise"
         )
-    return whole
+    return code
 
 
 @cache
 def build_style_sheet(*parts: str) -> str:
-    """Return the page's style sheet: the common ones, and those of its parts, joined."""
+    """Return the page's style sheet: the common style sheets and those of its parts, joined."""
     source = files("attnscope.pages") / "src"
     sheet = ""
     for name in ("style", "views", *parts):
@@ -116,12 +122,12 @@ def build_style_sheet(*parts: str) -> str:
         if path.is_file():
             sheet += path.read_text(encoding="utf-8")
     sheet = _INDENT.sub("", sheet)
-    # In ASCII too: an escape of CSS is a backslash, the number in hexadecimal, and a blank.
+    # Encode in ASCII too. CSS escapes a character as a backslash, its code point in hexadecimal, and a space.
     return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", sheet)
 
 
 def policy_hash(text: str) -> str:
-    """Return the name of an inline script or style in a Content-Security-Policy."""
+    """Return the source expression that allows one inline script or style in a Content-Security-Policy: its hash."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
@@ -129,11 +135,12 @@ def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence
     """Return the HTML file.
 
     Args:
-        manifest: What the page shows, for JSON.
-        blocks: Packed arrays, which the page's script finds as the elements d0, d1 and so on.
-        parts: The names in `OPTIONAL_MODULES` of what the page has beside the common modules.
+        manifest: JSON values that say what the page shows.
+        blocks: Packed data, base64 each. The page's script finds them as the elements d0, d1 and so on.
+        parts: Keys of `OPTIONAL_MODULES` that the page needs beside the common modules.
     """
-    # JSON inside of a script element: "<" could end it. A lone surrogate cannot be written as UTF-8, but as an escape.
+    # Escape "<" in the JSON, as "</script" would end its script element. ensure_ascii escapes lone surrogates, which
+    # UTF-8 cannot encode.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c")
     code = build_script(*parts)
@@ -147,7 +154,7 @@ def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
-        # PAGE_MARK is an open tag: <meta name="generator" content="attnscope
+        # PAGE_MARK, by which attnscope knows its own pages, is an open tag: <meta name="generator" content="attnscope
         f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>',
         f"<style>{css}</style>\n</head>\n<body>",
         "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>",

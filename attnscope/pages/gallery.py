@@ -1,4 +1,7 @@
-"""Make the HTML page of a batch: a card with a figure for each text, without scripts. `studies.batch` writes it."""
+"""Make the HTML page of a batch: a card with a figure for each text, without scripts.
+
+`studies.batch` writes it beside the folders of figures that it links to.
+"""
 
 import re
 from html import escape
@@ -9,9 +12,10 @@ from attnscope.pages.document import policy_hash
 from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 
 _MAX_CHARACTERS = 400
-"""Characters of a text on its card, at most."""
+"""The most characters of a text that its card shows."""
 
 _IMG_SUFFIXES = (".png", ".svg")
+"""The suffixes of figures that an <img> element can show; PDF is only linked."""
 
 # Control characters, and marks that change the direction of text.
 _CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -38,19 +42,21 @@ _SECURITY_POLICY = (
     f"default-src 'none'; style-src {policy_hash(_CSS)}; img-src 'self' file:; form-action 'none'; "
     "base-uri 'none'"
 )
-"""No scripts. Figures come from beside the page: 'self' on a server; `file:` on disk, where 'self' allows nothing."""
+"""The Content-Security-Policy: no scripts, and figures only from the page's own place.
+
+That is 'self' on a server. On disk 'self' allows nothing, and `file:` allows the figures.
+"""
 
 
 def build_gallery(batch: BatchRun) -> str:
-    """Return the HTML page of a batch. Whatever a text holds is shown as it is, and means nothing to the browser."""
-    # The line of facts below the title. Of an interrupted run it counts what is drawn, not what was tried.
+    """Return the HTML page of a batch. Texts are escaped: a browser shows their tags as text."""
+    # The line of facts below the title. An interrupted run counts only the texts that it drew.
     n_texts = batch.n_texts if batch.complete else len(batch.drawn)
     facts = [amount(n_texts, "text")]
     if batch.failed:
         facts.append(f"{len(batch.failed):,} could not be drawn")
     if not batch.complete:
         facts.append("not finished: the same command draws the rest")
-    # The policy forbids scripts and anything from the network.
     parts = [
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
         f'<meta http-equiv=Content-Security-Policy content="{_SECURITY_POLICY}">',
@@ -73,13 +79,14 @@ def _write_card(drawn: DrawnText) -> str:
     for name in drawn.files:
         link = quote(f"{drawn.folder}/{name}")
         files += f'<a href="{link}">{_to_html(name)}</a> '
-        # No width and height: those of a figure depend on the model, and CSS gives its box a fixed height.
+        # The <img> has no width and height, as they depend on the model: CSS gives its box a fixed height.
         if not figure and name.endswith(_IMG_SUFFIXES):
             alt = f"{_to_html(name)} of text {drawn.index}"
             image = f'<img src="{link}" loading=lazy decoding=async alt="{alt}">'
             figure = f'<a href="{link}">{image}</a>\n'
     notes = "".join(f"<p class=where>{_to_html(note)}</p>" for note in drawn.notes)
     where = f"{drawn.index} · {drawn.source}, line {drawn.line} · {amount(len(drawn.tokens), 'token')}"
+    # A text that was given as token ids has no string: show the labels of its tokens.
     text = drawn.text or " ".join(drawn.tokens)
     return (
         f'<article id="text-{drawn.index}">\n{figure}<div class=facts>\n<p class=where>{_to_html(where)}</p>\n'

@@ -1,7 +1,8 @@
 """Make heads ready for a page: their numbers as labelled columns, what each does in words, and the cards of an atlas.
 
-A page holds packed data in blocks: one that describes all heads and, for an atlas, a card per head, which is unpacked
-when a reader opens the head. The page's script draws whatever columns it finds: it does not know their names.
+A page holds packed data in blocks. One block describes all heads. For an atlas there is a further block per head, its
+card, which the page unpacks when a reader opens the head. The page's script draws every column that it finds here,
+whatever its name.
 """
 
 import base64
@@ -26,19 +27,21 @@ from attnscope.results.storage import plain
 from attnscope.results.table import Table
 
 N_NEAREST_HEADS = 12
-"""How many of the nearest heads a head's card names."""
+"""The number of nearest heads (by the atlas's `distance`) that a head's card names."""
 
 N_DIGITS = 8
 """Significant digits of the numbers in a block."""
 
 FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
-"""The columns that stand first where a reader chooses an axis; they are no measures."""
+"""The columns that come first in the menu of axes; they are no measures of heads."""
 
 OTHER_AXES = ("map_x", "map_y", "resting_share", "active_share")
-"""Other columns that are axes but no measures: where heads lie on their map, and their attention on sinks or not."""
+"""Other columns that are axes but no measures: the coordinates of a head on the map of heads, and its attention on sinks
+and outside of sinks."""
 
 NOT_AXES = ("whole_explained", "whole_nats")
-"""Columns that no axis shows: `kl_explained` and `nats` say the same of the attention outside sinks."""
+"""Columns that are no axes. They cover all attention; `kl_explained` and `nats` say the same of attention outside
+sinks."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ class PageHeads:
     """Hold what a page shows of heads.
 
     Attributes:
-        blocks: Packed blocks: the first describes all heads; in an atlas, a card for each head follows.
-        roles: `marks`, the letter, colour, label and meaning of each role by name; and `heads`, the roles of each head
-            by its kind, then by layer and number, such as "3.1".
+        blocks: Packed blocks: the first describes all heads; for an atlas, the card of each head follows.
+        roles: Two mappings. `marks` has the letter, colour, label and meaning of each role, by the role's name. `heads`
+            has the roles of each head, by its kind of attention, then by layer and number, such as "3.1".
     """
 
     blocks: Sequence[str]
@@ -60,7 +63,7 @@ def prepare_heads(record: HeadsResult | Atlas, findings: HeadsResult | None = No
 
     Args:
         record: The record.
-        findings: The result of `attnscope.heads` that names the roles of an atlas's heads, in place of its own.
+        findings: A result of `attnscope.heads` whose roles replace those of an atlas; None = keep the atlas's roles.
 
     Raises:
         AttnscopeError: The record holds no heads.
@@ -74,7 +77,7 @@ def prepare_heads(record: HeadsResult | Atlas, findings: HeadsResult | None = No
             record = _with_roles(record, findings)
         atlas_facts, cards = _describe_atlas(record)
     heads = _describe_heads(record.table("heads"), record.table("roles"))
-    # The page shows facts of the corpus, not its text.
+    # The page shows facts of the corpus, not the text itself.
     corpus = {**record.corpus}
     corpus.pop("text", None)
     content = {
@@ -94,9 +97,9 @@ def prepare_heads(record: HeadsResult | Atlas, findings: HeadsResult | None = No
 def _describe_columns(
     record: HeadsResult | Atlas, heads: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the numbers of all heads as columns, see `_describe_column`, and a column for each role."""
+    """Return the numbers of all heads as columns (see `_describe_column`), then a column for each role."""
     table = record.table("heads")
-    # Every number is an axis; the best-known ones come first.
+    # Every number of heads is an axis; FIRST_COLUMNS come first. `quantities` names the effects of ablations.
     effects = record.options.get("quantities", {})
     columns = []
     for name in dict.fromkeys((*FIRST_COLUMNS, *table.number_columns)):
@@ -108,7 +111,7 @@ def _describe_columns(
         elif name in effects:
             kind = "effect"
         columns.append(_describe_column(table, name, kind))
-    # The expressions of a query can name a role only if it is an identifier.
+    # A reader filters heads by expressions, which can name a role only if it is an identifier.
     for role in ("unclassified", *record.options.get("roles", {})):
         if role.isidentifier():
             columns.append(_describe_role(heads, role, table))
@@ -116,18 +119,18 @@ def _describe_columns(
 
 
 def _describe_roles(record: HeadsResult | Atlas, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the marks of roles, and the roles of each head, see `PageHeads.roles`."""
+    """Return the marks of roles and the roles of each head, as `PageHeads.roles` has them."""
     meanings = record.options.get("roles", {})
     marks = {}
     for role, mark in marks_for({*record.table("roles")["role"].tolist()}).items():
         facts = meanings.get(role)
         meaning = str(facts.get("what", "")) if isinstance(facts, Mapping) else ""
         marks[role] = {"glyph": mark.glyph, "color": mark.color, "label": label(role), "what": meaning}
-    by_kind: dict[str, dict[str, Any]] = {}
+    roles_by_kind: dict[str, dict[str, Any]] = {}
     for head in heads:
-        roles_by_head = by_kind.setdefault(head["kind"], {})
+        roles_by_head = roles_by_kind.setdefault(head["kind"], {})
         roles_by_head[f"{head['layer']}.{head['head']}"] = head["roles"]
-    return {"marks": marks, "heads": by_kind}
+    return {"marks": marks, "heads": roles_by_kind}
 
 
 def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
@@ -141,7 +144,7 @@ def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
             head["explained"] = _say_explained(table, row)
             head["warning"] = str(table["other_half"][row])
         heads.append(head)
-    # In the table of roles, `head` is a row of the table of heads.
+    # A row of the table of roles is one role of one head; its `head` is a row of the table of heads.
     for role in roles.as_dicts():
         evidence = {"name": role["role"]}
         for name in ("measure", "tentative", "value", "threshold", "q"):
@@ -153,7 +156,7 @@ def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
 
 
 def _say_explained(heads: Table, row: int) -> str:
-    """Return a sentence on how much of a head's attention its description explains; "" = it is unknown."""
+    """Return a line on how much of a head's attention its description explains; "" if that is unknown."""
     explained, low, high = heads.interval("kl_explained")[row]
     if not math.isfinite(explained):
         return ""
@@ -166,7 +169,7 @@ def _say_explained(heads: Table, row: int) -> str:
 def _describe_column(table: Table, name: str, kind: str) -> dict[str, Any]:
     """Return a column of numbers as the page's script reads it: its labels, and its value for each head.
 
-    Its kind is "measure", "effect" or "", by which the page groups axes.
+    `kind` is "measure", "effect" (of an ablation) or "" (neither); the page groups axes by it.
     """
     column = table.columns[name]
     described = {
@@ -186,12 +189,12 @@ def _describe_column(table: Table, name: str, kind: str) -> dict[str, Any]:
 
 
 def _describe_role(heads: Sequence[Mapping[str, Any]], role: str, table: Table) -> dict[str, Any]:
-    """Return whether each head has a role, as a column that expressions may name alone, and that is no axis."""
+    """Return a column that says whether each head has a role. It is no axis, only a name for a reader's expressions."""
     values = []
     for head in heads:
         names = [evidence["name"] for evidence in head["roles"]]
         values.append(role in (names or ["unclassified"]))
-    # A measure may have the role's name.
+    # If a measure has the name of the role, the role's column needs another name.
     name = f"is_{role}" if role in table else role
     return {"name": name, "label": label(name), "kind": "role", "hidden": True, "values": values}
 
@@ -200,25 +203,25 @@ def _describe_role(heads: Sequence[Mapping[str, Any]], role: str, table: Table) 
 
 
 def _with_roles(atlas: Atlas, findings: HeadsResult) -> Atlas:
-    """Return an atlas whose heads have the roles that they have in findings."""
-    row_of = {name: row for row, name in enumerate(atlas.table("heads").head_names(with_kind=True))}
+    """Return the atlas with the roles of its heads replaced by those in findings, another result on the same heads."""
+    row_by_name = {name: row for row, name in enumerate(atlas.table("heads").head_names(with_kind=True))}
     names = findings.table("heads").head_names(with_kind=True)
     roles = findings.table("roles")
     # The row in the atlas of each role's head, (role,); -1 = the atlas lacks it.
-    rows = np.array([row_of.get(names[head], -1) for head in roles["head"]], np.int64)
-    moved = Table(roles.columns, {**roles.values, "head": rows}).select(rows >= 0)
+    rows = np.array([row_by_name.get(names[head], -1) for head in roles["head"]], np.int64)
+    new_roles = Table(roles.columns, {**roles.values, "head": rows}).select(rows >= 0)
     options = {**atlas.options, "roles": findings.options.get("roles", {})}
-    return replace(atlas, options=options, tables={**atlas.tables, "roles": moved})
+    return replace(atlas, options=options, tables={**atlas.tables, "roles": new_roles})
 
 
 def _describe_atlas(atlas: Atlas) -> tuple[dict[str, Any], list[str]]:
-    """Return what an atlas says beside its columns, and the packed card of each head.
+    """Return an atlas's facts for the block of all heads, and the packed card of each head.
 
-    A card has the head's tokens, profile of offsets, nearest heads and examples.
+    A card has the head's tokens, its profile (attention by offset), its nearest heads and its examples.
     """
     all_tokens = atlas.table("tokens")
     cards = []
-    # For each head: its pairs, [query, key, lift, low end of the lift], and all tokens of its rows in order.
+    # One entry per head: its pairs of tokens, [query, key, lift, low end of the lift], and all its tokens, sorted.
     pairs = []
     tokens = []
     for head, distances in enumerate(atlas["distance"]):
@@ -233,14 +236,14 @@ def _describe_atlas(atlas: Atlas) -> tuple[dict[str, Any], list[str]]:
                 head_pairs.append([*token_row["tokens"], token_row["lift"], token_row["low"]])
         pairs.append(head_pairs)
         tokens.append(sorted(head_tokens))
-        # Pack the card by itself: the page opens it when the reader asks for it. The nearest heads come first.
-        near = [other for other in largest_first(-distances) if other != head][:N_NEAREST_HEADS]
+        # The rows of the other heads, the nearest one first. The distance of a head to itself is 0, so leave it out.
+        nearest_heads = [other for other in largest_first(-distances) if other != head][:N_NEAREST_HEADS]
         examples = np.flatnonzero(atlas.table("examples")["head"] == head).tolist()
         card = {
             "tables": token_rows,
             "profile": atlas["profile"][head],
             "even": atlas["even_profile"][head],
-            "near": list(zip(near, distances[near].tolist(), strict=True)),
+            "near": list(zip(nearest_heads, distances[nearest_heads].tolist(), strict=True)),
             "examples": [_describe_example(atlas, example) for example in examples],
         }
         cards.append(_pack(card, _collect_kept_weights(atlas, examples)))
@@ -250,7 +253,10 @@ def _describe_atlas(atlas: Atlas) -> tuple[dict[str, Any], list[str]]:
 
 
 def _describe_token(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of an atlas's table of tokens, with the query, the key, or both as `tokens`."""
+    """Return a row of an atlas's table of tokens, with the query, the key, or both as `tokens`, by its side.
+
+    The sides are "asks" (a query), "gets" (a key) and "pairs" (a query and a key).
+    """
     side = row["side"]
     tokens = []
     if side in ("asks", "pairs"):
@@ -271,19 +277,19 @@ def _describe_token(row: Mapping[str, Any]) -> dict[str, Any]:
 def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
     """Return an example without its weights.
 
-    The `places` of its tokens are runs of adjacent ones, (run, 2): the first place, and the number of places.
+    `places` has the positions of the shown tokens in their text as runs of adjacent positions: (run, [first, count]).
     """
     examples = atlas.table("examples")
     shown = atlas.table("shown").select(atlas.tokens_of(example))
-    # A run begins where a place does not follow the one before it.
+    # A run begins where a position is not the one before it plus 1. Prepending -2 makes the first token begin a run.
     places = shown["place"]
-    first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    lengths = np.diff([*first, len(places)])
+    run_starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    lengths = np.diff([*run_starts, len(places)])
     described = {
         "labels": atlas.labels(example),
         "excerpt": atlas.excerpt(example),
         "offsets": np.stack([shown["start"], shown["stop"]], 1),
-        "places": np.stack([places[first], lengths], 1),
+        "places": np.stack([places[run_starts], lengths], 1),
         "special": np.flatnonzero(shown["special"]),
     }
     for name in ("why", "rank", "score", "source", "n_tokens", "focus"):
@@ -292,12 +298,12 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
 
 
 def _collect_kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
-    """Return the weights of examples as an atlas keeps them: of each shown token the largest, quantised to codes.
+    """Return the weights of examples as an atlas keeps them: the largest of each shown token, quantised to codes.
 
-    First how many keys each token keeps, then these keys, then their codes, each of them for all examples.
+    The arrays are, for all examples: the number of keys that each token keeps, then the keys, then their codes.
     """
     shown = atlas.table("shown")
-    # Of each example: (token,), (kept,) and (kept,). The kept keys of its tokens follow each other.
+    # One array per example: (token,), (kept,) and (kept,). The kept keys of a token follow those of the token before.
     counts = []
     keys = []
     codes = []
@@ -306,11 +312,11 @@ def _collect_kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray
         n_kept = shown["n_kept"][rows]
         if not len(n_kept):
             continue
-        first = int(shown["first_kept"][rows.start])
-        kept = slice(first, first + int(n_kept.sum()))
+        start = int(shown["first_kept"][rows.start])
+        kept_slice = slice(start, start + int(n_kept.sum()))
         counts.append(n_kept)
-        keys.append(atlas["kept_key"][kept])
-        codes.append(atlas["kept_code"][kept])
+        keys.append(atlas["kept_key"][kept_slice])
+        codes.append(atlas["kept_code"][kept_slice])
     return [numbers.astype(np.uint8) for numbers in (*counts, *keys, *codes)]
 
 
@@ -318,10 +324,12 @@ def _collect_kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray
 
 
 def _pack(content: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
-    """Return a block, zlib in base64: the length of the JSON (4 bytes, little-endian), the JSON, then the arrays."""
-    written = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
-    whole = b"".join([len(written).to_bytes(4, "little"), written, *map(np.ndarray.tobytes, arrays)])
-    return base64.b64encode(zlib.compress(whole)).decode("ascii")
+    """Return a block in base64: zlib data of the JSON's length (4 bytes, little-endian), the JSON, and the arrays."""
+    json_bytes = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
+    content_bytes = b"".join(
+        [len(json_bytes).to_bytes(4, "little"), json_bytes, *map(np.ndarray.tobytes, arrays)]
+    )
+    return base64.b64encode(zlib.compress(content_bytes)).decode("ascii")
 
 
 def _shorten(value: float) -> float | None:
