@@ -4,9 +4,8 @@ A command calls `plan` before its study, to check formats, options and folders b
 the finished record to `Output.deliver`, which writes files, prints, and raises an error for an incomplete study.
 `attnscope show` calls `show` with a saved record. `print_document` prints what is no record.
 
-- The files of a record appear together or not at all, see `results.storage`.
-- Data files are kept even if figures cannot be drawn: they may have taken hours.
-- An interrupted study replaces no record.
+The files of a record appear together or not at all, see `results.storage`. Data files are kept even if drawing figures
+fails: they may have taken hours. An interrupted study replaces no record.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class Output:
     kind: ResultKind
     # The folder for files; None = the user named no folder
     out: Path | None = None
-    # The formats of the files, such as ("npz", "png")
     formats: tuple[str, ...] = ()
     # Whether the user named these formats; if not, they are the usual ones
     has_named_formats: bool = True
@@ -137,14 +135,10 @@ class Output:
                 notes.append(
                     f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
                 )
-        paths = (
-            []
-            if out is None
-            else write_files(record, out, formats, self.options, self.stem, self.columns)
-        )
-        notes += note_missing_glyphs(
-            texts_in(record.describe()), map(str, paths), self.options.get("font")
-        )
+        paths = []
+        if out is not None:
+            paths = write_files(record, out, formats, self.options, self.stem, self.columns)
+        notes += note_glyphs(texts_in(record.describe()), map(str, paths), self.options.get("font"))
         print_notes(notes, self.quiet)
         # Stdout gets one JSON document, or tables and then the paths of files.
         paths += other_paths
@@ -216,8 +210,7 @@ def plan(
     )
     if output.draws_maps and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    # People read stdout if pictures are written without --quiet, and get a summary. Otherwise programs may read stdout,
-    # which then has only paths.
+    # If pictures are written without --quiet, people read stdout. If not, programs may read it: print paths alone.
     has_pictures = not {*FIGURE_FORMATS, *kind.page_formats}.isdisjoint(output.formats)
     prints_summary = has_default_folder and has_pictures and not quiet
     return replace(output, json=json, quiet=quiet, prints_summary=prints_summary)
@@ -311,8 +304,7 @@ def _plan_files(
         )
     if out is not None and not files:
         raise UsageError(
-            "there is no file to write: text is drawn in the terminal",
-            "add formats, or leave out --out",
+            "there is no file to write: text is drawn in the terminal", "add formats, or leave out --out"
         )
     if columns and not {*files} & {*TABLE_FORMATS}:
         raise UsageError(
@@ -359,28 +351,23 @@ def write_files(
     if not (figures or pages or data):
         return []
     paths = []
-    figure_paths = []
+    drawings = []
     with replace_together(out) as staged:
-        has_all_columns = bool(options.get("every"))
+        all_columns = bool(options.get("every"))
         for name in data:
-            paths.append(
-                record.save(staged / kind.file_name(name), every=has_all_columns, columns=columns)
-            )
+            paths.append(record.save(staged / kind.file_name(name), every=all_columns, columns=columns))
         for name in pages:
             paths.append(kind.resolve("page")(record).save(staged / kind.file_name(name)))
         try:
             if figures:
-                # The options of the kind that concern figures.
                 names = {*kind.options} & {*_STYLE_OPTIONS, *kind.drawn_with}
-                figure_paths = record.draw(staged, figures, **_select_options(options, names))
+                drawings = record.draw(staged, figures, **_select_options(options, names))
                 if stem is not None:
-                    figure_paths = _rename_figures(figure_paths, stem)
+                    drawings = _rename_figures(drawings, stem)
         except BaseException:
             _keep_data(staged, out)
             raise
-    paths = (
-        [*figure_paths, *paths] if kind.usual_formats[0] in FIGURE_FORMATS else [*paths, *figure_paths]
-    )
+    paths = [*drawings, *paths] if kind.usual_formats[0] in FIGURE_FORMATS else [*paths, *drawings]
     return [out / path.relative_to(staged) for path in paths]
 
 
@@ -395,10 +382,7 @@ def _rename_figures(files: Sequence[Path], stem: str) -> list[Path]:
 
 
 def _keep_data(staged: Path, out: Path) -> None:
-    """Move the data files to `out`, or to a subfolder of `out` if it has other files, after drawing figures failed.
-
-    `staged` is the temporary folder inside of `out` with the files written until then.
-    """
+    """Move the data files from the temporary folder `staged` to `out`, or to its subfolder if `out` has other files."""
     names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
     if not names:
         return
@@ -410,12 +394,11 @@ def _keep_data(staged: Path, out: Path) -> None:
                 (staged / name).replace(folder / name)
         if target != out:
             print_notes(
-                [f"not all figures were drawn, so none is kept: the data are in {target}"],
-                quiet=False,
+                [f"not all figures were drawn, so none is kept: the data are in {target}"], quiet=False
             )
 
 
-def note_missing_glyphs(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:
+def note_glyphs(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:
     """Return a note in a list if the files have figures, and some characters of the texts are in no font; else []."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
@@ -455,11 +438,7 @@ def choose_folder(record: Any, out: Path | None, stem: str) -> tuple[Any, Path |
 def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Print the skipped parts of a study on stderr, and raise an error if it is incomplete.
 
-    The caller has already written and printed the results.
-
-    Args:
-        corpus: The record's `corpus`, the facts of the texts.
-        run: The record's `run`, the facts of the run, such as the model and the notes.
+    The arguments are facts of the record, on its texts and on its run. The caller has written and printed the results.
 
     Raises:
         AttnscopeError: A text or a checkpoint could not be read or studied, or a later step failed.
@@ -498,8 +477,7 @@ def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> N
         n_problems = amount(len(problems), "part of the texts", "parts of the texts")
         if plural:
             n_problems = amount(len(problems), plural.removesuffix("s"))
-        # A problem has no field for its stage: `studies` writes "not studied" into the reason if a text was read. A
-        # false match would only change the wording of this error.
+        # `studies` writes "not studied" into the reason if a text was read. It changes only the wording of the error.
         is_lost = any("not studied" in problem["reason"] for problem in problems)
         failed = "read or studied" if is_lost else "read"
         raise AttnscopeError(

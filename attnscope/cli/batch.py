@@ -53,7 +53,7 @@ def batch(
     - `attnscope batch sample_texts/sentences.txt -o figures`
     - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`
     """
-    from attnscope.output import note_missing_glyphs, print_document, print_notes
+    from attnscope.output import note_glyphs, print_document, print_notes
     from attnscope.studies.batch.study import INDEX, MANIFEST
     from attnscope.studies.batch.study import batch as draw
 
@@ -74,7 +74,7 @@ def batch(
     for text in result.drawn:
         labels += (text.text, *text.tokens)
         file_names += text.files
-    print_notes(note_missing_glyphs(labels, file_names, drawing.font), printing.quiet)
+    print_notes(note_glyphs(labels, file_names, drawing.font), printing.quiet)
     answer = "" if printing.quiet else _answer(result, order, texts.out)
     print_document(result.as_json, [texts.out / INDEX, texts.out / MANIFEST], printing.json, answer)
     _fail_unless_complete(result)

@@ -43,7 +43,7 @@ OPTIONAL_MODULES = {
     "heads": ("wording", "catalog", "query", "scatter", "atlas", "card", "examples", "head"),
     "photo": ("photo",),
 }
-"""Modules that only some pages need, by the name of a part of the page. `app`, the module that starts, comes after them.
+"""Modules that only some pages need, by the name of a part of the page. The module `app` comes after them.
 
 A part may also have a style sheet of the same name, such as `heads.css`.
 """

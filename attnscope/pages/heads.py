@@ -36,8 +36,8 @@ FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
 """The columns that come first in the menu of axes; they are no measures of heads."""
 
 OTHER_AXES = ("map_x", "map_y", "resting_share", "active_share")
-"""Other columns that are axes but no measures: the coordinates of a head on the map of heads, and its attention on sinks
-and outside of sinks."""
+"""Other columns that are axes but no measures: a head's coordinates on the map of heads, and its attention on sinks and
+outside of sinks."""
 
 NOT_AXES = ("whole_explained", "whole_nats")
 """Columns that are no axes. They cover all attention; `kl_explained` and `nats` say the same of attention outside

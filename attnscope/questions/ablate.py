@@ -1,4 +1,7 @@
-"""Declare the result of an ablation, which says what changes without a head: its options, columns and report."""
+"""Declare the result of an ablation study, which says what changes without a head: its options, columns and report.
+
+To ablate a head is to replace its output. `studies.ablate` does it, and fills in the columns.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,21 +20,21 @@ from attnscope.results.table import HEADS, Column, Floats, number, text
 
 Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "resample")
-"""What replaces a head's output: zero, its mean over all tokens, or the head's outputs on other texts."""
+"""What replaces a head's output: zero, its mean over all tokens, or its outputs on other texts (resample)."""
 
 _MEANING_ENDINGS = {
     "zero": "without the head",
     "mean": "with the mean of its outputs in the head's place",
     "resample": "with its outputs on other texts in the head's place",
 }
-"""How the meaning of a column ends, by the mode of ablation."""
+"""The ending of a column's meaning, by the mode of ablation, as in "how much the loss rises without the head"."""
 
 _REPLACEMENT_WORDS = {
     "zero": "nothing in the head's place",
     "mean": "its mean output over all tokens",
     "resample": "its output on 8 other texts, one after the other",
 }
-"""What takes a head's place, by the mode of ablation, in the words of the report."""
+"""The words of the report for what replaces a head's output, by the mode of ablation."""
 
 _HIDDEN_GUIDE = (
     "Δ hidden: L2 norm of the change by that of the hidden state, with its interval over texts; late layers are closer "
@@ -39,17 +42,17 @@ _HIDDEN_GUIDE = (
 )
 
 SPREAD_SUFFIX = "_spread"
-"""The ending of columns of standard deviations over the other texts of resample ablation: resample_loss_spread."""
+"""The suffix of columns with the standard deviation over the other texts in resample ablation: resample_loss_spread."""
 
 _MAX_HEADS_WITHOUT_MAP = 3
-"""With up to so many heads a map prints nothing new: the ranking lists them all."""
+"""The most heads for which the terminal prints no map, as the ranking already lists them all."""
 
 _MAX_NAMED_HEADS = 15
-"""The most heads that are named if all of them are ablated at once."""
+"""The most heads that the report names if they are all ablated at once."""
 
 
 def _read_modes(listed: str) -> tuple[Mode, ...]:
-    """Return the modes in a list such as "zero,mean", in the order of `MODES`; "none" adds no mode."""
+    """Return the modes in a list such as "zero,mean", in the order of `MODES`. "none" alone gives no modes."""
     names = read_names(listed, (*MODES, "none"), "ablation")
     return tuple(mode for mode in MODES if mode in names)
 
@@ -102,9 +105,9 @@ class AblateOptions:
 class Ablation(Result):
     """Hold what changes on texts if a head of a model is ablated.
 
-    Each column of `heads` is a quantity, named by the mode of ablation and by what is measured: `zero_loss` is how much
-    the loss rises with zeros in the head's place. `whole` has the loss of the unchanged model. `together` has the same
-    quantities with all picked heads ablated at once.
+    Each column of `heads` is a quantity, named by the mode of ablation and by the effect: `zero_loss` is how much the
+    loss rises if zeros replace the head's output. `whole` has the loss of the unchanged model. `together` has the
+    quantities of `heads` if all picked heads are ablated at once.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.ablate/2"
@@ -119,38 +122,38 @@ class Ablation(Result):
 
     @property
     def quantities(self) -> list[str]:
-        """Return the names of the columns of effects, with `main` first."""
+        """Return the names of the columns of effects, `main` first, without the columns of spreads."""
         names = [name for name in self.table("heads").number_columns if not name.endswith(SPREAD_SUFFIX)]
-        # False sorts before True; the others keep their order.
+        # False sorts before True, so `main` comes first; sorting is stable, so the other names keep their order.
         return sorted(names, key=lambda name: name != self.main)
 
     @property
     def main(self) -> str:
-        """Return the quantity by which heads are ranked: a change of the loss, else of hidden states, else importance.
+        """Return the quantity by which heads are ranked, such as "zero_loss"; "" if nothing was measured.
 
-        It is empty if nothing was measured.
+        It is the first quantity measured of: a change of the loss, a change of hidden states, the importance.
         """
         heads = self.table("heads")
-        for measured in ("loss", "l2"):
+        for effect in ("loss", "l2"):
             for mode in MODES:
-                if f"{mode}_{measured}" in heads:
-                    return f"{mode}_{measured}"
+                if f"{mode}_{effect}" in heads:
+                    return f"{mode}_{effect}"
         return "importance" if "importance" in heads else ""
 
     def row(self, table: str, quantity: str) -> Floats | None:
-        """Return a quantity of the table "whole" or "together" as (value, low, high); None = the table lacks it."""
+        """Return (value, low, high) of a quantity of the table "whole" or "together"; None = the table lacks it."""
         quantities = self.table(table)
         rows = quantities.interval("value")[quantities["quantity"] == quantity]
         return rows[0] if len(rows) else None
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and heads without any quantity."""
+        """Raise a ValueError for what `Result.require_whole` refuses, and for heads without a quantity."""
         super().require_whole()
         if len(self.table("heads")) and not self.main:
             raise ValueError("its heads have no effect")
 
     def report(self, **shown: Any) -> Report:
-        """Return the report: the heads without which most changes, then every quantity of all heads."""
+        """Return the report: the heads whose ablation changes most, then every quantity of all heads."""
         source = corpus_line(self)
         predicted = _describe_predictions(self)
         guide = []
@@ -168,10 +171,10 @@ class Ablation(Result):
         )
 
 
-# What is measured
+# Columns
 
 
-# What is measured by the ending of a quantity: its meaning, its label, and a short label.
+# The meaning, the label and the short label of an effect, by the second half of a quantity's name.
 _EFFECT_WORDS = {
     "l2": (
         "relative change of the last hidden states",
@@ -191,10 +194,10 @@ def quantity_column(name: str) -> Column:
     if name.endswith(SPREAD_SUFFIX):
         meaning = "standard deviation over the texts whose outputs take the head's place"
         return number(name, meaning, short="± over texts")
-    # Others join a mode and what is measured, such as zero and loss.
-    mode, _, measured = name.partition("_")
-    meaning, label, short = _EFFECT_WORDS[measured]
-    unit = "relative L2" if measured == "l2" else "nats"
+    # All other names join a mode and an effect, such as "zero" and "loss".
+    mode, _, effect = name.partition("_")
+    meaning, label, short = _EFFECT_WORDS[effect]
+    unit = "relative L2" if effect == "l2" else "nats"
     return number(
         name,
         f"{meaning} {_MEANING_ENDINGS[mode]}",
@@ -204,11 +207,11 @@ def quantity_column(name: str) -> Column:
     )
 
 
-# What is shown
+# The answer and the blocks of the report
 
 
 def _make_answer(ablation: Ablation) -> Iterator[str]:
-    """Say without which head most changes, and how much changes without all picked heads at once."""
+    """Yield sentences: which head's ablation changes most, and how much changes without all picked heads at once."""
     heads = ablation.table("heads")
     main = ablation.main
     if not main:
@@ -229,7 +232,7 @@ def _make_answer(ablation: Ablation) -> Iterator[str]:
         yield f"{subject} the last hidden states change by {change} of their norm"
     else:
         yield f"{name} has the largest {main}: {effect}"
-    # Heads can replace each other: without all of them more may change than the sum of their single effects.
+    # Ablating all picked heads at once may change more than the sum of single effects, as a head can replace another.
     together = ablation.row("together", main)
     if together is not None:
         yield (
@@ -239,7 +242,7 @@ def _make_answer(ablation: Ablation) -> Iterator[str]:
 
 
 def _make_blocks(ablation: Ablation) -> Iterator[Block]:
-    """Show a ranking of the heads, the effect of ablating all of them at once, and a map of each quantity."""
+    """Yield a ranking of the heads, the effect of ablating all of them at once, and a map of each quantity."""
     heads = ablation.table("heads")
     quantities = ablation.quantities
     if not quantities:
@@ -276,15 +279,15 @@ def _make_blocks(ablation: Ablation) -> Iterator[Block]:
 
 
 def _rank_rows(values: Floats) -> list[int]:
-    """Return the rows of all values, the largest first; NaN, which `largest_first` drops, comes last."""
+    """Return the indices of all values, the largest first. NaN comes last: `largest_first` alone would drop it."""
     return largest_first(np.nan_to_num(values, nan=-np.inf))
 
 
-# What is said
+# Lines of the report
 
 
 def _describe_predictions(ablation: Ablation) -> str:
-    """Say what the model predicts and its loss: "predicted: each next token; loss of the whole model 3.20 nats"."""
+    """Return the line "predicted: each next token; loss of the whole model 3.20 nats"; "" if it is unknown."""
     predicted = ablation.options.get("predicted")
     if not predicted:
         return ""
@@ -296,7 +299,7 @@ def _describe_predictions(ablation: Ablation) -> str:
 
 
 def _describe_modes(ablation: Ablation) -> Iterator[str]:
-    """Say in one line what takes a head's place in each mode that was run; yield nothing if none was."""
+    """Yield one line on what replaces a head's output in each mode that was run; yield nothing without a mode."""
     modes = ablation.options.get("modes") or ()
     replacements = [f"{mode}: {words}" for mode, words in _REPLACEMENT_WORDS.items() if mode in modes]
     if replacements:
@@ -304,8 +307,8 @@ def _describe_modes(ablation: Ablation) -> Iterator[str]:
 
 
 def _make_notes(ablation: Ablation) -> Iterator[str]:
-    """Say how far two modes of ablation agree on the order of heads, and that one text gives no interval."""
-    # Rank correlations, by the names of both modes.
+    """Yield how far two modes of ablation agree on the order of heads, and that one text gives no interval."""
+    # Rank correlation of the effects of heads, by the names of two modes.
     agreement = ablation.options.get("rank_agreement")
     if isinstance(agreement, Mapping) and agreement:
         correlations = [f"{printable(modes)}: {digits(rho, 2)}" for modes, rho in agreement.items()]

@@ -1,6 +1,6 @@
-"""Make a record of attention that other software computed, such as JAX, vLLM, llama.cpp or your own code.
+"""Make a record of attention weights that other software computed, such as JAX, vLLM, llama.cpp or your own code.
 
-`attnscope.record_from_arrays` is the function of this module.
+`record_from_arrays`, the only public function, checks the weights and labels before it makes the record.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
 _SPACE_MARKS = str.maketrans({"Ġ": "·", "▁": "·"})
-"""Marks of a leading space in vocabularies, and the dot that is shown instead."""
+"""Characters that mark a leading space in vocabularies, each with the dot that stands for it in labels."""
 
 
 def record_from_arrays(
@@ -30,27 +30,27 @@ def record_from_arrays(
     text: str | None = None,
     model: str = "arrays",
 ) -> Heatmap:
-    """Make a record of attention weights that were computed elsewhere; it draws, saves and opens like any record.
+    """Make a record of attention weights that were computed elsewhere. You can draw, save and load it like any record.
 
         record = attnscope.record_from_arrays(weights, ["[CLS]", "the", "cat"], model="mine", special=[0])
         record.only([(3, 1)]).draw("figures")
 
     Args:
-        weights: After the softmax, (layer, head, query, key), 0 to 1, any floating type; a row sums to at most 1. NaN
-            throughout stands for a head that a layer lacks.
-        tokens: The label of each query, as the tokenizer writes the piece; a mark of a leading space (`Ġ`, `▁`) is
-            shown as `·`.
-        keys: The labels of the keys, where they are not the queries: cross-attention.
-        kind: "encoder", "decoder" or "cross"; None = "cross" with keys, "decoder" where no query attends to later
-            tokens, else "encoder".
-        layers: The number of each layer in its model; None = from 0.
-        heads: The number of each head in its layer; None = from 0.
-        special: The places of special tokens, which `hide_special` leaves out.
-        text: The text; None = the labels, joined.
-        model: What to call the model.
+        weights: Attention weights after the softmax, (layer, head, query, key), 0 to 1, of any floating-point type. A
+            row sums to at most 1. If a layer lacks a head, all weights of that head are NaN.
+        tokens: The label of each query, as the tokenizer's vocabulary writes it. A mark of a leading space (`Ġ`, `▁`)
+            is shown as `·`.
+        keys: The label of each key in cross-attention; None = self-attention, where the keys are the queries.
+        kind: "encoder", "decoder" or "cross". None = "cross" if there are keys; "decoder" if no query attends to later
+            tokens; otherwise "encoder".
+        layers: The number of each layer in its model; None = 0, 1, 2 and so on.
+        heads: The number of each head in its layer; None = 0, 1, 2 and so on.
+        special: The positions of special tokens among `tokens`; `hide_special` leaves them out.
+        text: The text; None = the labels, joined by blanks.
+        model: The name of the model in titles.
 
     Raises:
-        AttnscopeError: The shapes do not fit, a weight is negative, or a row sums to more than 1.
+        AttnscopeError: The shape does not fit the labels, a weight is negative, or a row sums to more than 1.
     """
     # (layer, head, query, key)
     array = _to_float_weights(weights)
@@ -84,7 +84,7 @@ def record_from_arrays(
     note = (
         "The weights were computed elsewhere: attnscope has checked their form, not how they came about."
     )
-    # A record has all these fields; those that nobody knows are empty.
+    # Every record has these facts of its run; the unknown ones are empty or None.
     run = {
         "model": model,
         "source": "arrays",
@@ -99,6 +99,7 @@ def record_from_arrays(
         "notes": [note],
     }
     record = Heatmap(text=query_tokens.text, maps=(attention,), run=run)
+    # `require_whole` checks shapes, negative weights and row sums.
     try:
         record.require_whole()
     except ValueError as error:
@@ -112,7 +113,7 @@ def _to_float_weights(weights: ArrayLike) -> NDArray[np.float32]:
     """Return weights as a float32 array, (layer, head, query, key).
 
     Raises:
-        AttnscopeError: They are no numbers, have other axes, or a head is NaN in part.
+        AttnscopeError: They are no numbers, they do not have four axes, or only a part of a head is NaN.
     """
     hint = "give floating-point numbers, (layer, head, query, key)"
     try:
@@ -122,7 +123,7 @@ def _to_float_weights(weights: ArrayLike) -> NDArray[np.float32]:
     if array.ndim != 4 or not array.size:
         raise AttnscopeError(f"the weights have shape {array.shape}", hint)
     is_nan = np.isnan(array)
-    # By (layer, head): some weights are NaN, but not all.
+    # Whether some weights of a head are NaN, but not all: (layer, head).
     if (is_nan.any((2, 3)) & ~is_nan.all((2, 3))).any():
         raise AttnscopeError(
             "the weights of a head are NaN in part",
@@ -138,65 +139,71 @@ def _guess_kind(weights: NDArray[np.float32]) -> str:
         weights: Self-attention, (layer, head, query, key).
     """
     n_tokens = weights.shape[-1]
+    # Weights of keys after the query are above the diagonal. With one token both kinds fit.
     has_later = np.nan_to_num(np.triu(weights, 1)).any()
     return "decoder" if n_tokens > 1 and not has_later else "encoder"
 
 
 def _number_axis(axis: str, numbers: Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """Return the numbers of the "layers" or "heads" along an axis of the weights, by default those from 0.
+    """Return the numbers of the layers or heads along an axis of the weights, by default 0, 1, 2 and so on.
+
+    Args:
+        axis: "layers" or "heads".
+        numbers: The numbers that the user gave; None = the default.
+        size: The length of the axis.
 
     Raises:
-        AttnscopeError: There are not as many different numbers as the axis has entries.
+        AttnscopeError: The user gave more or fewer different numbers than the axis is long.
     """
-    required = tuple(map(int, range(size) if numbers is None else numbers))
-    n_named = len({*required})
-    if n_named != size:
+    axis_numbers = tuple(map(int, range(size) if numbers is None else numbers))
+    n_given = len({*axis_numbers})
+    if n_given != size:
         raise AttnscopeError(
-            f"{n_named} {axis} are named, and the weights have {size}", f"give {size} numbers"
+            f"{n_given} {axis} are named, and the weights have {size}", f"give {size} numbers"
         )
-    return required
+    return axis_numbers
 
 
 def _label_tokens(text: str | None, labels: Sequence[str], special: Sequence[int]) -> Tokens:
-    """Return tokens with given labels, and find them in the text; ids and words are unknown.
+    """Return tokens with the user's labels, located in the text. Ids are -1 and words None, as both are unknown.
 
     Args:
         text: The text; None = the labels, joined by blanks.
         labels: The label of each token, as the vocabulary writes it.
-        special: The places of special tokens.
+        special: The positions of special tokens.
 
     Raises:
-        AttnscopeError: The labels are no list of texts, or a special token is beyond the last token.
+        AttnscopeError: The labels are no list of strings, or a position is beyond the last token.
     """
     if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
         raise AttnscopeError("the tokens are no list of texts", "give the label of each token")
-    shown = tuple(label.translate(_SPACE_MARKS) or " " for label in labels)
-    n = len(shown)
-    if len(special) and not 0 <= min(special) <= max(special) < n:
+    shown_labels = tuple(label.translate(_SPACE_MARKS) or " " for label in labels)
+    n_tokens = len(shown_labels)
+    if len(special) and not 0 <= min(special) <= max(special) < n_tokens:
         raise AttnscopeError(
-            f"there is no token {max(special, key=abs)} to be special", f"there are {n}, from 0"
+            f"there is no token {max(special, key=abs)} to be special", f"there are {n_tokens}, from 0"
         )
-    # (token,)
-    is_special = np.isin(np.arange(n), list(special))
+    # Whether each token is special, (token,).
+    is_special = np.isin(np.arange(n_tokens), list(special))
     if text is None:
-        text = " ".join(label.strip("·") for label in shown)
-    # The first character of each token and the one after its last, (token, 2); -1 = it is not in the text.
-    offsets = np.full((n, 2), -1, np.int32)
-    # Search from left to right, each token behind the one before it.
+        text = " ".join(label.strip("·") for label in shown_labels)
+    # The [start, stop) character offsets of each token, (token, 2); -1 = the token is not in the text.
+    offsets = np.full((n_tokens, 2), -1, np.int32)
+    # Search from left to right. A token begins at or after `position`, the end of the token before it.
     position = 0
     for token in np.flatnonzero(~is_special).tolist():
-        # Without WordPiece's mark of a continued word, and without marks of spaces.
-        piece = shown[token].removeprefix("##").strip("·")
+        # Strip "##", WordPiece's mark of a continued word, and the marks of spaces.
+        piece = shown_labels[token].removeprefix("##").strip("·")
         start = text.find(piece, position)
         if piece and start >= 0:
             position = start + len(piece)
             offsets[token] = start, position
     return Tokens(
         text=text,
-        ids=np.full(n, -1, np.int64),
-        labels=shown,
+        ids=np.full(n_tokens, -1, np.int64),
+        labels=shown_labels,
         offsets=offsets,
         special=is_special,
         words=None,
-        segments=np.zeros(n, np.int32),
+        segments=np.zeros(n_tokens, np.int32),
     )

@@ -1,6 +1,9 @@
-"""Declare an atlas, which shows for every head of a model texts on which it does what it does: columns and report.
+"""Declare an atlas, which shows for every head of a model the texts on which it is most active: columns and report.
 
-`studies.atlas` fills the columns in; `pages.heads` makes a page with a card for each head. Loads no torch.
+`studies.atlas` fills in the columns. `pages.heads` makes a page with a card for each head. This module loads no torch.
+
+A *sink* is a token that collects attention without meaning, such as a special token. A *lift* is attention divided by
+an even share of it.
 """
 
 import math
@@ -24,25 +27,25 @@ MAX_PROFILE_OFFSET = 64
 """The largest offset, in tokens, that has an entry of its own in a profile (attention by offset)."""
 
 N_OFFSETS = 2 * MAX_PROFILE_OFFSET + 3
-"""The number of entries of a profile: one for keys further back, -64 to 64, and one for keys further ahead."""
+"""The number of entries of a profile: keys more than 64 back, each offset from -64 to 64, keys more than 64 ahead."""
 
 MAX_KEYS = 16
-"""The most keys of a row of attention that an example keeps."""
+"""The most keys of a query's row of attention that an example keeps."""
 
 KEPT_MASS = 0.95
-"""The share of a row's weight that an example keeps, unless that takes more than `MAX_KEYS` keys."""
+"""The fraction of a row's weight that the kept keys hold, unless that takes more than `MAX_KEYS` keys."""
 
 CODE_WEIGHT = 1 / 255
-"""The weight that a code of 1 stands for. Codes are whole numbers up to 255, so weights are off by at most 1/510."""
+"""The weight that a code of 1 stands for. A code has 8 bits, so weights are off by at most 1/510."""
 
 OMISSION_MARK = " … "
-"""Stands in an excerpt for omitted tokens."""
+"""The mark in an excerpt for omitted tokens."""
 
 EVEN_SHARE_WORDS = (
     "what the key would get if each query's attention outside sinks were spread evenly outside sinks (the mean over "
     "texts)"
 )
-"""The denominator of the lift of a key or of a pair; `studies.atlas` uses the words too."""
+"""The words for the denominator of the lift of a key or of a pair. `studies.atlas` saves them in the record."""
 
 _LINES_GUIDE = (
     "in brackets: share of its attention outside sinks (uniform: if it spread evenly); rests: share of all "
@@ -53,19 +56,19 @@ _N_LISTED_HEADS = 5
 """The number of heads that the terminal lists without --all."""
 
 _MAX_LINE_CELLS = 70
-"""The most cells of the terminal for the line of each of these heads; a single head gets its whole line."""
+"""The most characters of the line of each of these heads; a single head has its full line."""
 
 
 class Atlas(Result):
-    """Hold a description of every head of a model on a corpus, with the texts that show it.
+    """Hold a description of every head of a model on a corpus, with texts as examples.
 
-    - `heads` has what a study of heads measures, and `roles` the evidence for roles.
+    - `heads` has the measures of a study of heads, and `roles` the evidence for roles.
     - `tokens` lists the queries, the keys and the pairs of tokens on which a head's attention concentrates.
-    - `examples` are texts of a head. `shown` are the tokens of an example that a card shows. The largest weights of a
-      token's row are kept: `kept_key` and `kept_code`, from `first_kept`, `n_kept` entries.
+    - `examples` are texts of a head. `shown` are the tokens of an example that a card shows. Each shown token keeps the
+      largest weights of its row: `n_kept` entries of the arrays `kept_key` and `kept_code`, from `first_kept` on.
 
-    In cross-attention of an encoder-decoder, keys are tokens of the encoder. The decoder writes the same text again;
-    the query of a token is that with which the decoder writes the token.
+    In cross-attention of an encoder-decoder, keys are tokens of the encoder. The decoder writes the same text again.
+    The query of a token is the query from which the decoder predicts the token.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/2"
@@ -156,39 +159,39 @@ class Atlas(Result):
 
     def tokens_of(self, example: int) -> slice:
         """Return the rows of `shown` that are the tokens of an example."""
-        # `shown` is sorted by example.
-        first, stop = np.searchsorted(self.table("shown")["example"], [example, example + 1]).tolist()
-        return slice(first, stop)
+        # `shown` is sorted by example: find where the example and the next one begin.
+        start, stop = np.searchsorted(self.table("shown")["example"], [example, example + 1]).tolist()
+        return slice(start, stop)
 
     def weights(self, example: int) -> NDArray[np.float32]:
-        """Return the weights of an example, (query, key) of its shown tokens; 0 where none was kept."""
+        """Return the weights of an example, (query, key) of its shown tokens; a weight that was not kept is 0."""
         shown = self.table("shown").select(self.tokens_of(example))
-        n = len(shown)
-        weights = np.zeros((n, n), np.float32)
+        n_shown = len(shown)
+        weights = np.zeros((n_shown, n_shown), np.float32)
         for query, (first, n_kept) in enumerate(zip(shown["first_kept"], shown["n_kept"], strict=True)):
-            kept = slice(first, first + n_kept)
-            codes = self.grids["kept_code"][kept]
-            weights[query, self.grids["kept_key"][kept]] = codes * np.float32(CODE_WEIGHT)
+            kept_slice = slice(first, first + n_kept)
+            codes = self.grids["kept_code"][kept_slice]
+            weights[query, self.grids["kept_key"][kept_slice]] = codes * np.float32(CODE_WEIGHT)
         return weights
 
     def labels(self, example: int) -> list[str]:
         """Return the labels of the shown tokens of an example."""
-        # Labels are rows of the vocabulary, (token,).
+        # `label` has the row of each token's label in `vocabulary`, (token,).
         label_rows = self.table("shown")["label"][self.tokens_of(example)]
         return list(map(str, self.table("vocabulary")["label"][label_rows]))
 
     def excerpt(self, example: int) -> str:
-        """Return the shown tokens as the source writes them; empty if the tokenizer gives no offsets."""
+        """Return the text of the shown tokens as the source has it; empty if the tokenizer gives no offsets."""
         examples = self.table("examples")
-        first = int(examples["first_character"][example])
-        characters = self.grids["characters"][first : first + int(examples["n_characters"][example])]
-        # Code points, four bytes each, are UTF-32.
+        start = int(examples["first_character"][example])
+        characters = self.grids["characters"][start : start + int(examples["n_characters"][example])]
+        # `characters` holds code points, which are UTF-32 as little-endian integers of four bytes.
         return characters.astype("<u4").tobytes().decode("utf-32-le", "replace")
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and examples whose tokens, weights or characters are not there."""
+        """Raise a ValueError for what `Result.require_whole` refuses, and for examples that exceed the arrays."""
         super().require_whole()
-        # Tokens are sorted by example; their kept keys and the characters of excerpts lie within the arrays.
+        # Tokens must be sorted by example. Their kept keys and the characters of excerpts must lie within the arrays.
         shown = self.table("shown")
         if (np.diff(shown["example"]) < 0).any():
             raise ValueError("its examples are out of order")
@@ -196,45 +199,45 @@ class Atlas(Result):
         examples = self.table("examples")
         n_characters = len(self.grids["characters"])
         _require_within(examples["first_character"], examples["n_characters"], n_characters, "text")
-        # How many tokens of each example are shown, (example,).
+        # The number of shown tokens of each example, (example,). `focus` is the index of one of them, -1 = no token.
         n_shown = np.bincount(shown["example"], minlength=len(examples))
         if (examples["focus"] >= np.maximum(n_shown, 1)).any():
             raise ValueError("an example looks at a token that is not shown")
-        # Where the kept keys of all rows lie in `kept_key`, (kept,): rows that keep 2 from 7 on and 3 from 0 on give
-        # 7, 8, 0, 1, 2.
+        # The indices in `kept_key` of the kept keys of all rows, (kept,): a row with first_kept 7, n_kept 2 and a row
+        # with first_kept 0, n_kept 3 give 7, 8, 0, 1, 2.
         n_kept = shown["n_kept"]
-        firsts = np.repeat(shown["first_kept"], n_kept)
-        place_in_row = np.arange(len(firsts)) - np.repeat(np.cumsum(n_kept) - n_kept, n_kept)
-        keys = self.grids["kept_key"][firsts + place_in_row]
-        # A key is the number of a shown token of its example.
+        first_indices = np.repeat(shown["first_kept"], n_kept)
+        index_in_row = np.arange(len(first_indices)) - np.repeat(np.cumsum(n_kept) - n_kept, n_kept)
+        keys = self.grids["kept_key"][first_indices + index_in_row]
+        # A key is the index of a token among the shown tokens of its example.
         if (keys >= np.repeat(n_shown[shown["example"]], n_kept)).any():
             raise ValueError("an example attends to a token that is not shown")
 
-    # What is said
+    # Report
 
     def report(self, *, sort: str | None = None, **_: Any) -> Report:
-        """Return the report: the first heads with a line each, then all heads.
+        """Return the report: the first few heads with a line each, then all heads.
 
         Args:
-            sort: The order of heads, as for `order`.
+            sort: The order of heads, see `order`.
         """
         order = self.order(sort)
         heads = self.table("heads")
         descriptions = _describe_heads(self)
         columns: list[str | WordsColumn] = [WordsColumn("what it does", descriptions, wraps=True)]
-        # The share that descriptions explain, if heads were described.
+        # `kl_explained`, the share of attention that a description explains, exists only if heads were described.
         if "kl_explained" in heads:
             columns.append("kl_explained")
 
         ranking = rank_heads(
             self, columns, order, printed="with --all", heading="all heads", n_printed=len(order)
         )
-        # Heads may have fewer excerpts than others: the mean, rounded up.
+        # The answer says "up to": the mean number of excerpts per head, rounded up, as heads may have fewer.
         n_per_head = math.ceil(len(self.table("examples")) / max(len(heads), 1))
         n_examples = amount(n_per_head, "excerpt")
         order_words = ", those with most to say first" if sort is None else ""
         answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with up to {n_examples} each"
-        # A single head has room for its whole line.
+        # A single head has room for its full line, which `_describe_heads` limits to 1000 characters.
         cells = 1000 if len(order) == 1 else _MAX_LINE_CELLS
         lines = []
         for head in order[:_N_LISTED_HEADS]:
@@ -243,20 +246,21 @@ class Atlas(Result):
         return report_on(self, [answer, _LINES_GUIDE], blocks, notes=_make_notes(self))
 
     def order(self, sort: str | None) -> Sequence[int]:
-        """Return the rows of heads by "layer", "explained" or "entropy"; None = those with most to say first."""
+        """Return the rows of heads by "layer", "explained" or "entropy"; None = by what their descriptions explain."""
         heads = self.table("heads")
         if sort is not None or not is_described(self):
             return sort_heads(self, sort)
-        # How many nats each head's line predicts, (head,).
+        # The share that a description explains, (head,), times the KL divergence from uniform attention in nats: how
+        # many nats the description explains. A head without a description comes last.
         explained = np.nan_to_num(heads["kl_explained"], nan=-1.0)
         return largest_first(explained * np.nan_to_num(heads["nats"]))
 
 
-def _require_within(firsts: NDArray[Any], sizes: NDArray[Any], n: int, what: str) -> None:
-    """Refuse slices, given by their first entries and sizes, that reach beyond an array of `n` entries."""
-    is_cut = (firsts < 0) | (sizes < 0) | (firsts + sizes > n)
-    if is_cut.any():
-        raise ValueError(f"the {what} of its examples is cut off")
+def _require_within(starts: NDArray[Any], sizes: NDArray[Any], n_entries: int, noun: str) -> None:
+    """Raise a ValueError if slices, given by their starts and sizes, reach beyond an array of `n_entries` entries."""
+    is_outside = (starts < 0) | (sizes < 0) | (starts + sizes > n_entries)
+    if is_outside.any():
+        raise ValueError(f"the {noun} of its examples is cut off")
 
 
 def _describe_heads(atlas: Atlas) -> list[str]:
@@ -271,7 +275,7 @@ def _describe_heads(atlas: Atlas) -> list[str]:
 
 
 def _make_notes(atlas: Atlas) -> list[str]:
-    """Return what KL explained means, and by what examples are ranked."""
+    """Return what KL explained means, and the score by which examples are ranked."""
     return [
         "KL explained: the share of what sets a head apart from uniform attention that its line predicts on held-out "
         "texts",

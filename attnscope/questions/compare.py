@@ -1,6 +1,7 @@
 """Declare the result of comparing heads: its arrays, and its reports on all heads of a model or of two models.
 
-`compare_texts` makes the reports on a few heads on one text, and on heads on two texts. Loads no torch.
+`compare_texts` makes the other reports: on a few heads on one text, and on all heads on two texts. `studies.compare`
+computes the arrays. This module loads no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,10 @@ from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, 
 from attnscope.results.tokens import TOKENS
 
 _MAX_PRINTED_PAIRS = 100
-"""The most pairs of heads that --all prints."""
+"""The most pairs of heads that the terminal prints with --all."""
 
 _DISTANCE_SUFFIXES = ("", "_low", "_high", "_count")
-"""Endings of the arrays `distance`: its value, both ends of its interval, and the number of texts behind it."""
+"""Suffixes of the names of the arrays `distance`: the value, the ends of its interval, and its number of texts."""
 
 
 class Comparison(Result):
@@ -38,14 +39,16 @@ class Comparison(Result):
     `options["compared"]` says what was compared:
 
     - "heads": all heads of a model with each other. `distance:NAME` is (head, head). NAME is a measure of distance,
-      such as "hellinger", with "_without_special" after it if special tokens are left out. `order`, `merges` and
-      `places` are the heads' order, clusters and places in the plane by this distance.
-    - "models": the heads of two models, `distance:NAME` (head, other head). `match` is the other model's head that each
-      head is matched with.
-    - "picked": a few heads on one text, `weights:first`, their `mean`, and the weights of the `single` head that would
-      replace them.
-    - "texts": every head on two texts, `weights:first` and `weights:second`. `divergence:NAME` is how much the rows of
-      aligned tokens differ: the squared Hellinger distance, or the Jensen-Shannon divergence in nats.
+      such as "hellinger", or "hellinger_without_special" if special tokens are left out. By this distance, `order` has
+      the heads by clusters, `merges` the tree of clusters, and `places` the coordinates of heads in the plane.
+    - "models": the heads of two models. `distance:NAME` is (head, other head). `match` is the other model's head that
+      each head is matched with.
+    - "picked": a few heads on one text. `weights:first` has their weights, `mean` the mean of these, and `single` the
+      weights of the single head that would replace them.
+    - "texts": every head on two texts, with `weights:first` and `weights:second`. `divergence:NAME` is how much the
+      rows of aligned tokens differ: the squared Hellinger distance, or the Jensen-Shannon divergence in nats.
+
+    Two texts are aligned token by token: an aligned pair is a token of each text, equal or replaced.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.compare/2"
@@ -113,7 +116,7 @@ class Comparison(Result):
         return str(self.options["distances"][0])
 
     def distance(self) -> Floats:
-        """Return the distances, (head, other head), NaN where two heads were never compared."""
+        """Return the distances, (head, other head); NaN if two heads were never compared."""
         return self.grids[f"distance:{self.distance_name}"]
 
     @property
@@ -123,14 +126,14 @@ class Comparison(Result):
 
     @property
     def other_head_names(self) -> list[str]:
-        """Return the names of the heads in the columns of distances: the other model's, if there are two models."""
+        """Return the names along the second axis of distances: of the other model's heads if there are two models."""
         return self.table("other_heads").head_names() if self.compared == "models" else self.head_names
 
     def same_heads(self) -> NDArray[np.int64]:
-        """Return the heads that both models have by the same name, as rows of `heads` and `other_heads`, (pair, 2)."""
-        # The rows of the common names, (pair,) each.
-        _, ours, theirs = np.intersect1d(self.head_names, self.other_head_names, return_indices=True)
-        return np.stack([ours, theirs], 1)
+        """Return the heads that both models have by one name, as rows of `heads` and `other_heads`, (pair, 2)."""
+        # The rows of the common names in each table, (pair,).
+        _, rows, other_rows = np.intersect1d(self.head_names, self.other_head_names, return_indices=True)
+        return np.stack([rows, other_rows], 1)
 
     def moved(self) -> NDArray[np.bool_]:
         """Return which heads are matched with a head of another name, (head,)."""
@@ -139,27 +142,27 @@ class Comparison(Result):
         return is_moved
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Yield the rows of a file: one per pair of heads, or one per head if two texts are compared."""
+        """Yield the rows of a table file: one per pair of heads, or one per head if two texts are compared."""
         if self.compared == "texts":
             yield from self.table("heads").rows()
             return
         name = self.distance_name
         names = np.array(self.head_names)
-        others = np.array(self.other_head_names)
-        # Both heads of each pair, (pair,): every pair of two models, or each pair of one model once.
+        other_names = np.array(self.other_head_names)
+        # The heads of each pair, (pair,) each. Two models have every pair; one model has each pair once.
         if self.compared == "models":
-            first, second = np.indices((len(names), len(others))).reshape(2, -1)
+            row_heads, column_heads = np.indices((len(names), len(other_names))).reshape(2, -1)
         else:
-            first, second = np.triu_indices(len(names), 1)
-        columns = {"a": names[first], "b": others[second]}
+            row_heads, column_heads = np.triu_indices(len(names), 1)
+        columns = {"a": names[row_heads], "b": other_names[column_heads]}
         for ending in _DISTANCE_SUFFIXES:
-            columns[f"{name}{ending}"] = self.grids[f"distance{ending}:{name}"][first, second]
+            columns[f"{name}{ending}"] = self.grids[f"distance{ending}:{name}"][row_heads, column_heads]
         if self.compared == "models":
-            columns[f"{name}_matched"] = self.match[first] == second
+            columns[f"{name}_matched"] = self.match[row_heads] == column_heads
         yield from Table({}, columns).rows()
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, an unknown comparison or distance, and arrays that do not fit the heads."""
+        """Raise a ValueError for what `Result.require_whole` refuses, and for arrays or options that do not fit."""
         super().require_whole()
         if self.compared not in _REPORTS:
             raise ValueError(f"it compares {self.compared[:40]!r}")
@@ -169,7 +172,7 @@ class Comparison(Result):
             compare_texts.require_texts(self)
         if self.compared == "texts":
             return
-        # Distances, ends of intervals and counts are (head, other head).
+        # Only "texts" has no distances between heads. Distances, ends of intervals and counts are (head, other head).
         shape = len(self.head_names), len(self.other_head_names)
         for ending in _DISTANCE_SUFFIXES:
             if self.grids[f"distance{ending}:{self.distance_name}"].shape != shape:
@@ -184,29 +187,33 @@ class Comparison(Result):
 
 
 def _make_heads_report(comparison: Comparison) -> Report:
-    """Return the report: which heads are most alike, and which are least like any other."""
+    """Return the report on one model: which heads are most alike, and which are least like any other."""
     name = comparison.distance_name
     names = comparison.head_names
     distances = comparison.distance()
-    # Pairs of heads, the least distance first: (pair, 2).
-    first, second = np.triu_indices(len(names), 1)
-    alike = np.stack([first, second], 1)[largest_first(-distances[first, second], _MAX_PRINTED_PAIRS)]
-    # The head nearest to each head, (head,), among the others that it was compared with.
-    is_other = ~np.eye(len(names), dtype=bool) & ~np.isnan(distances)
-    nearest = np.where(is_other, distances, np.inf).argmin(1)
-    # Heads with their nearest head, the largest distance first: (head, 2).
-    compared = np.flatnonzero(is_other.any(1))
-    isolated = compared[largest_first(distances[compared, nearest[compared]])]
-    with_nearest = np.stack([isolated, nearest[isolated]], 1)
+    # The closest pairs of heads, the smallest distance first: (pair, 2).
+    row_heads, column_heads = np.triu_indices(len(names), 1)
+    closest_pairs = np.stack([row_heads, column_heads], 1)[
+        largest_first(-distances[row_heads, column_heads], _MAX_PRINTED_PAIRS)
+    ]
+    # The head nearest to each head, (head,), among the other heads that it was compared with.
+    is_compared = ~np.eye(len(names), dtype=bool) & ~np.isnan(distances)
+    nearest = np.where(is_compared, distances, np.inf).argmin(1)
+    # Heads with their nearest head, the largest distance first: (head, 2). Leave out heads that were never compared.
+    compared = np.flatnonzero(is_compared.any(1))
+    most_isolated = compared[largest_first(distances[compared, nearest[compared]])]
+    with_nearest = np.stack([most_isolated, nearest[most_isolated]], 1)
 
     answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
     scale = f"0 to {distance_of(name).largest}"
     blocks: list[Block] = [
-        _rank_pairs(comparison, alike, f"most alike, by {distance_line(name)} ({scale})", " and "),
+        _rank_pairs(
+            comparison, closest_pairs, f"most alike, by {distance_line(name)} ({scale})", " and "
+        ),
         _rank_pairs(comparison, with_nearest, "least like any other head", "; nearest "),
     ]
-    if len(alike):
-        a, b = alike[0]
+    if len(closest_pairs):
+        a, b = closest_pairs[0]
         distance = _format_distance(comparison, a, b)
         answer.append(f"most alike are {names[a]} and {names[b]}: distance {distance} (0 = the same)")
         head, other = with_nearest[0]
@@ -214,7 +221,7 @@ def _make_heads_report(comparison: Comparison) -> Report:
         answer.append(
             f"least like any other is {names[head]}: the nearest, {names[other]}, has distance {distance}"
         )
-        # All distances as a map, in the order of the clusters.
+        # A matrix of all distances, with heads in the order of their clusters.
         order = comparison.grids[f"order:{name}"]
         ordered_names = [names[head] for head in order]
         matrix = _make_matrix(
@@ -229,39 +236,41 @@ def _make_heads_report(comparison: Comparison) -> Report:
 
 
 def _make_models_report(comparison: Comparison) -> Report:
-    """Return the report: which heads differ most from their namesakes, and how heads are matched.
+    """Return the report on two models: which heads differ most from their namesakes, and how heads are matched.
 
     A head's namesake is the head of the other model with the same layer and number.
     """
     name = comparison.distance_name
     names = comparison.head_names
-    others = comparison.other_head_names
+    other_names = comparison.other_head_names
     distances = comparison.distance()
     match = comparison.match
 
-    # The distance of each head to its namesake, and both ends of its interval; NaN = no namesake. (head, 3)
-    ours, theirs = comparison.same_heads().T
+    # The distance of each head to its namesake with its interval, (head, [value, low, high]); NaN = no namesake.
+    rows, other_rows = comparison.same_heads().T
     to_namesake = np.full((len(names), 3), np.nan)
-    to_namesake[ours] = comparison.interval(f"distance:{name}")[ours, theirs]
+    to_namesake[rows] = comparison.interval(f"distance:{name}")[rows, other_rows]
     value, low, high = to_namesake.T
     column = number("distance", "distance to the head of the same number in the other model")
     heads = comparison.table("heads").with_column(column, value, low=low, high=high)
     order = largest_first(value)
 
-    # For each head the name of its match and their distance; empty = it has no match.
+    # For each head, the name of its match and their distance, "L3H1 0.123"; empty = the head has no match.
     match_texts = [""] * len(names)
     matched = np.flatnonzero(match >= 0).tolist()
     for head in matched:
-        match_texts[head] = f"{others[match[head]]} {three_decimals(distances[head, match[head]])}"
-    moved = f"{comparison.moved().sum()} of {amount(len(matched), 'head')} match one of another number"
+        match_texts[head] = f"{other_names[match[head]]} {three_decimals(distances[head, match[head]])}"
+    moved_words = (
+        f"{comparison.moved().sum()} of {amount(len(matched), 'head')} match one of another number"
+    )
     models = f"{model_of(comparison.run)} and {model_of(comparison.options['other_run'])}"
-    answer = [f"{models}: {moved}"]
+    answer = [f"{models}: {moved_words}"]
     if order:
-        first = order[0]
+        top_head = order[0]
         answer.append(
-            f"{names[first]} differs most from the head of its number: {three_decimals(value[first])}"
+            f"{names[top_head]} differs most from the head of its number: {three_decimals(value[top_head])}"
         )
-    same = "distance to the head of the same number"
+    heading = "distance to the head of the same number"
     blocks = [
         Ranking(
             heading=f"the heads that differ most from those of the same number, by {distance_line(name)}",
@@ -274,20 +283,20 @@ def _make_models_report(comparison: Comparison) -> Report:
         _make_matrix(
             distances,
             names,
-            others,
+            other_names,
             title="distances between their heads",
-            # Each head with its match, (head, other head).
-            framed=match[:, None] == np.arange(len(others)),
+            # Frame the cell of each head and its match: (head, other head), bool.
+            framed=match[:, None] == np.arange(len(other_names)),
             notes=[
                 "rows: heads of the first model · columns: heads of the second · light: alike",
-                f"framed: the one-to-one matching with the least sum of distances; {moved}",
+                f"framed: the one-to-one matching with the least sum of distances; {moved_words}",
             ],
         ),
         HeadMap(
             printed="with --all",
-            heading=same,
+            heading=heading,
             figure="same-heads",
-            title=same,
+            title=heading,
             heads=heads,
             column="distance",
         ),
@@ -297,7 +306,7 @@ def _make_models_report(comparison: Comparison) -> Report:
 
 
 def _make_matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **fields: Any) -> Grid:
-    """Return the figure of all distances, (row, column); `fields` are the title and further fields of `Grid`."""
+    """Return the block that draws all distances, (row, column); `fields` are the title and further fields of `Grid`."""
     return Grid(
         printed="never",
         figure="matrix",
@@ -309,30 +318,32 @@ def _make_matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **
     )
 
 
-def _rank_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str, joint: str) -> Ranking:
-    """Return a ranking of pairs of heads, (pair, 2), with their distances; `joint` stands between their names."""
+def _rank_pairs(
+    comparison: Comparison, pairs: NDArray[np.int64], heading: str, separator: str
+) -> Ranking:
+    """Return a ranking of pairs of heads, (pair, 2), with their distances; `separator` stands between their names."""
     name = comparison.distance_name
     names = comparison.head_names
     # The header of the column, such as "hellinger w/o special".
-    short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
-    first, second = pairs.T
-    value, low, high = comparison.interval(f"distance:{name}")[first, second].T
-    column = number(name, "distance of two heads", short=short)
+    header = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
+    row_heads, column_heads = pairs.T
+    value, low, high = comparison.interval(f"distance:{name}")[row_heads, column_heads].T
+    column = number(name, "distance of two heads", short=header)
     return Ranking(
         heading=heading,
         header="heads",
         noun="pair",
-        names=[f"{names[a]}{joint}{names[b]}" for a, b in pairs.tolist()],
+        names=[f"{names[a]}{separator}{names[b]}" for a, b in pairs.tolist()],
         table=Table({}, {}).with_column(column, value, low=low, high=high),
         columns=[name],
         order=range(len(pairs)),
     )
 
 
-def _format_distance(comparison: Comparison, a: int, b: int) -> str:
-    """Return the distance of two heads with its interval, if that is known."""
+def _format_distance(comparison: Comparison, head: int, other: int) -> str:
+    """Return the distance of two heads with its interval, if the interval is known."""
     estimates = comparison.interval(f"distance:{comparison.distance_name}")
-    return with_interval(estimates[a, b], three_decimals)
+    return with_interval(estimates[head, other], three_decimals)
 
 
 _REPORTS = {

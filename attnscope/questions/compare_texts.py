@@ -1,6 +1,9 @@
 """Report on a few heads side by side on one text, and on all heads on two texts that differ in a few words.
 
-`questions.compare` chooses the report; all its reports come from `make_report`. Loads no torch.
+`questions.compare` chooses the report, and makes its other reports by `make_report` too. This module loads no torch.
+
+Two texts are aligned token by token. An aligned pair, a row of the table `aligned`, is a token of each text: `equal`
+tokens, or a token that replaces another. It is `asked` if the user's query names it.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
 
 _SIDES = {"first": "text", "second": "other_text"}
-"""The keys of both texts in `corpus`, by the endings of their tables and arrays, as in "tokens:first"."""
+"""The key of each text in `corpus`, by the suffix of its tables and arrays, such as "first" in "tokens:first"."""
 
 _MAX_NAMED_HEADS = 6
-"""The most heads that the report names; it counts the others."""
+"""The most heads that the report names; it says only how many others there are."""
 _N_MAPPED_HEADS = 3
-"""The number of heads whose change is drawn as maps."""
+"""The number of heads for which a figure draws the change of weights as a map."""
 _MAX_ROW_HEADS = 6
-"""The number of heads whose rows are drawn, for one query."""
+"""The most heads in the figure of one query's rows."""
 _MAX_ROW_KEYS = 24
-"""The most keys of such a row: those with the largest weights."""
+"""The most keys in the figure of one query's rows: the keys with the largest weights."""
 
 
 def _read_tokens(comparison: Comparison, side: str) -> Tokens:
@@ -47,13 +50,14 @@ def _read_tokens(comparison: Comparison, side: str) -> Tokens:
 
 
 def require_texts(comparison: Comparison) -> None:
-    """Refuse a comparison on texts whose tokens or weights are damaged.
+    """Refuse a saved comparison whose tokens or weights are damaged.
 
     Raises:
         ValueError: Tokens do not fit the text, or the weights of a row sum to more than 1.
     """
     sides = [*_SIDES] if comparison.compared == "texts" else ["first"]
     for side in sides:
+        # This raises a ValueError if tokens do not fit the text.
         _read_tokens(comparison, side)
         if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > MAX_ROW_SUM:
             raise ValueError("its weights sum to more than 1 in a row")
@@ -67,9 +71,9 @@ def make_report(
     Args:
         comparison: The comparison.
         answer: The lines of the answer.
-        blocks: What is shown.
-        guides: Lines to explain this report, after those that explain the distance.
-        fields: Further fields of the report. Without a `subtitle`, source and subtitle name the corpus.
+        blocks: The blocks of the report.
+        guides: Lines that explain this report. They follow the lines that explain the distance.
+        fields: Further fields of `Report`. If `subtitle` is missing, source and subtitle name the corpus.
     """
     if "subtitle" not in fields:
         source = texts_line(comparison)
@@ -87,7 +91,7 @@ def _quote_text(comparison: Comparison, side: str) -> str:
 
 
 def make_picked_report(comparison: Comparison) -> Report:
-    """Return the report on picked heads: their distances, their mean, and the single head that would replace them."""
+    """Return the report on a few picked heads: distances, their mean, and the head that would replace them."""
     names = comparison.head_names
     listed = list_some(names, _MAX_NAMED_HEADS)
     answer = [
@@ -97,9 +101,9 @@ def make_picked_report(comparison: Comparison) -> Report:
 
     mean = comparison.grids["mean:first"]
     single = comparison.grids.get("single:first")
-    # Maps by title, (query, key): each head, then the mean and the single head.
+    # Weights by title, (query, key): of each head; further down also of the mean and of the single head.
     maps = dict(zip(names, comparison.grids["weights:first"], strict=True))
-    # Differences of maps by title: of two heads from each other, of more heads from their mean.
+    # Differences of weights by title, (query, key): between two heads, or between each head and the mean of all.
     differences = {}
     if len(names) == 2:
         first, second = names
@@ -112,10 +116,10 @@ def make_picked_report(comparison: Comparison) -> Report:
         maps["single head"] = single
         difference = _subtract_maps(single.astype(np.float64), mean)
         differences["single head − mean"] = difference
-        # How much of a row's weight the single head gives to other keys than the mean does, (query,): half the sum of
-        # absolute differences.
-        moved = np.abs(difference).sum(-1) / 2
-        mean_moved = float(np.nanmean(moved)) if np.isfinite(moved).any() else 0.0
+        # The total variation distance between the rows of the single head and of the mean, (query,): the share of
+        # weight that lies on other keys, which is half the sum of absolute differences.
+        moved_shares = np.abs(difference).sum(-1) / 2
+        mean_moved = float(np.nanmean(moved_shares)) if np.isfinite(moved_shares).any() else 0.0
         answer.append(
             f"the single head moves {mean_moved:.0%} of a row's weight away from the mean of the heads"
         )
@@ -145,47 +149,47 @@ def make_picked_report(comparison: Comparison) -> Report:
 
 
 def _make_panels(maps: Mapping[str, Floats], axis: Axis) -> list[Panel]:
-    """Return a panel for each map of one text, (query, key), given by title."""
+    """Return a panel for each map of one text; `maps` has (query, key) by title."""
     return [Panel(title, values, axis, axis) for title, values in maps.items()]
 
 
 def _say_distances(comparison: Comparison) -> str:
-    """Say the distance of two heads, or which of several heads are nearest and farthest; empty = nothing is known."""
+    """Return the distance of two heads, or the nearest and farthest pairs of more heads; "" if no distance is known."""
     names = comparison.head_names
     rows, columns = np.triu_indices(len(names), 1)
     # The distance of each pair, (pair,).
-    apart = comparison.distance()[rows, columns]
+    distances = comparison.distance()[rows, columns]
     if len(names) == 2:
-        return f"{distance_line(comparison.distance_name)} {three_decimals(apart[0])}"
-    if not np.isfinite(apart).any():
+        return f"{distance_line(comparison.distance_name)} {three_decimals(distances[0])}"
+    if not np.isfinite(distances).any():
         return ""
-    near = int(np.nanargmin(apart))
-    far = int(np.nanargmax(apart))
-    nearest = f"{names[rows[near]]} and {names[columns[near]]}"
-    farthest = f"{names[rows[far]]} and {names[columns[far]]}"
+    nearest_index = int(np.nanargmin(distances))
+    farthest_index = int(np.nanargmax(distances))
+    nearest = f"{names[rows[nearest_index]]} and {names[columns[nearest_index]]}"
+    farthest = f"{names[rows[farthest_index]]} and {names[columns[farthest_index]]}"
     return (
-        f"{nearest} are nearest ({three_decimals(apart[near])}), "
-        f"{farthest} farthest ({three_decimals(apart[far])})"
+        f"{nearest} are nearest ({three_decimals(distances[nearest_index])}), "
+        f"{farthest} farthest ({three_decimals(distances[farthest_index])})"
     )
 
 
 def _subtract_maps(first: Floats, second: Floats) -> Floats:
-    """Return the first map minus the second, (query, key); a row that is all zeros in either map becomes NaN."""
-    is_there = first.any(-1, keepdims=True) & second.any(-1, keepdims=True)
-    return np.where(is_there, first - second, np.nan)
+    """Return the first map minus the second, (query, key); a row of zeros in either map becomes NaN."""
+    has_data = first.any(-1, keepdims=True) & second.any(-1, keepdims=True)
+    return np.where(has_data, first - second, np.nan)
 
 
 # Two texts
 
 
 class MergedKeys:
-    """Hold the keys of two texts in one order, the order of the first text; an aligned pair of tokens is one key.
+    """Hold the keys of two texts merged into one list, in the order of the first text. An aligned pair is one key.
 
-    A key of the second text alone follows the last aligned key before it.
+    A key that only the second text has comes after the last aligned key before it.
 
     Attributes:
-        positions: The token of each key in both texts, (2, key); -1 = the text lacks the key.
-        names: The name of each key.
+        positions: The index of each key's token in both texts, (text, key); -1 = the text lacks the key.
+        names: The label of each key, such as "cat", or "wide/tired" for a replaced token.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -195,22 +199,22 @@ class MergedKeys:
         n_second = len(comparison.table("tokens:second"))
         first_alone = np.setdiff1d(np.arange(n_first), aligned["first"])
         second_alone = np.setdiff1d(np.arange(n_second), aligned["second"])
-        # Aligned tokens, then those of the first text alone, then those of the second alone: (2, key).
+        # Aligned tokens, then tokens of the first text alone, then tokens of the second text alone: (text, key).
         positions = np.full((2, n_first + len(second_alone)), -1)
         positions[0, :n_first] = np.concatenate([aligned["first"], first_alone])
         positions[1, : len(aligned)] = aligned["second"]
         positions[1, n_first:] = second_alone
-        # Sort by the position in the first text. A key of the second text alone goes half a token behind the last
-        # aligned token before it. (key,)
+        # The sort key of each key, (key,), is its position in the first text. A key of the second text alone gets the
+        # position of the last aligned token before it plus 0.5; -0.5 without such a token.
         sort_position = positions[0].astype(np.float64)
         for key, token in enumerate(second_alone.tolist(), n_first):
-            is_before = aligned["second"] < token
-            sort_position[key] = aligned["first"][is_before].max(initial=-1) + 0.5
+            precedes = aligned["second"] < token
+            sort_position[key] = aligned["first"][precedes].max(initial=-1) + 0.5
         self.positions = positions[:, np.argsort(sort_position, kind="stable")]
         self.names = _name_keys(comparison, self.positions)
 
     def rows(self, head: int, pair: int) -> Floats:
-        """Return a head's rows of an aligned query in both texts, (2, key); 0 where a text lacks the key."""
+        """Return a head's rows of an aligned query in both texts, (text, key); 0 if a text lacks the key."""
         rows = []
         for side, positions in zip(_SIDES, self.positions, strict=True):
             query = self._comparison.table("aligned")[side][pair]
@@ -219,7 +223,7 @@ class MergedKeys:
         return np.stack(rows)
 
     def largest_change(self, head: int, pair: int) -> str:
-        """Return the key whose weight changes most with both weights, "cat 0.52 → 0.11"; – = the text lacks the key."""
+        """Return the key that changes most with both weights, "cat 0.52 → 0.11"; – = the text lacks the key."""
         rows = self.rows(head, pair)
         key = int(np.abs(rows[1] - rows[0]).argmax())
         weights = []
@@ -229,11 +233,11 @@ class MergedKeys:
 
 
 def _name_keys(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
-    """Return the label of each key, or both labels if the texts differ, such as "wide/tired".
+    """Return the label of each key, such as "cat". If the labels in both texts differ, join them: "wide/tired".
 
     Args:
         comparison: The comparison.
-        positions: The token of each key in both texts, (2, key); -1 = the text lacks the key.
+        positions: The index of each key's token in both texts, (text, key); -1 = the text lacks the key.
     """
     first_labels = comparison.table("tokens:first")["token"].tolist()
     second_labels = comparison.table("tokens:second")["token"].tolist()
@@ -244,27 +248,27 @@ def _name_keys(comparison: Comparison, positions: NDArray[np.int64]) -> list[str
             labels.append(first_labels[first])
         if second >= 0:
             labels.append(second_labels[second])
-        # Each label once.
+        # dict.fromkeys drops a label that is the same in both texts.
         names.append(printable("/".join(dict.fromkeys(labels))))
     return names
 
 
 def make_texts_report(comparison: Comparison) -> Report:
-    """Return the report: the heads whose rows change most from one text to the other, and at which key."""
+    """Return the report on two texts: the heads whose rows change most, and the key that changes most in each."""
     heads = comparison.table("heads")
     names = comparison.head_names
     aligned = comparison.table("aligned")
     overall = f"{comparison.distance_name}_overall"
-    # Rank heads by their change at the query, if the user named one.
+    # Rank heads by their change at the query if the user gave a query, otherwise by their change over all equal tokens.
     if aligned["asked"].any():
         column = f"{comparison.distance_name}_at_query"
-        where = f"at “{printable(comparison.options.get('query'), 40)}”"
+        where_words = f"at “{printable(comparison.options.get('query'), 40)}”"
     else:
         column = overall
-        where = "on the tokens that both have"
+        where_words = "on the tokens that both have"
     order = largest_first(heads[column])
 
-    # The query whose row changes most in each head, and the key that changes most in that row.
+    # For each head, the label of the query whose row changes most, and the key that changes most in that row.
     keys = MergedKeys(comparison)
     labels = comparison.table("tokens:first")["token"]
     queries = [""] * len(names)
@@ -274,14 +278,14 @@ def make_texts_report(comparison: Comparison) -> Report:
         queries[head] = printable(labels[aligned["first"][pair]])
         changes[head] = keys.largest_change(head, pair)
     answer = []
-    # Distances between the texts, the largest first.
+    # The distance of each head between the texts, (head in order,): the largest first.
     distances = heads[column][order]
     if order:
-        first = order[0]
+        top_head = order[0]
         answer += [
-            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(distances[0])} "
+            f"{names[top_head]} differs most between the texts, {where_words}: distance {three_decimals(distances[0])} "
             "(0 = no change, 1 = nothing in common)",
-            f"most where it looks from “{queries[first]}”: weight on {changes[first]}",
+            f"most where it looks from “{queries[top_head]}”: weight on {changes[top_head]}",
         ]
     both_texts = f"{_quote_text(comparison, 'first')}  →  {_quote_text(comparison, 'second')}"
     answer.append(both_texts)
@@ -292,7 +296,7 @@ def make_texts_report(comparison: Comparison) -> Report:
             f"90th percentile {three_decimals(p90)}"
         )
 
-    # How much heads change, as a ranking and as maps, and where, as figures. The names of the maps by column:
+    # The ranking, then maps of all heads, then figures of weights. The names of the figures with maps, by column:
     figures = {column: "change"}
     if column != overall:
         figures[overall] = "change-overall"
@@ -318,7 +322,7 @@ def make_texts_report(comparison: Comparison) -> Report:
 
 
 def _find_most_changed_pair(comparison: Comparison, head: int) -> int:
-    """Return the row of `aligned` at which a head changes most, of tokens that the query names, else of equal ones."""
+    """Return the row of `aligned` with a head's largest change, among asked tokens if any, else equal tokens."""
     aligned = comparison.table("aligned")
     is_candidate = aligned["asked"] if aligned["asked"].any() else aligned["equal"]
     pairs = np.flatnonzero(is_candidate)
@@ -327,16 +331,16 @@ def _find_most_changed_pair(comparison: Comparison, head: int) -> int:
 
 
 def _make_map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block]:
-    """Draw the differences of the first heads of an order, then the first head's map of each text."""
+    """Yield a figure of the changes of the first heads of an order, then a figure of the first head on each text."""
     aligned = comparison.table("aligned")
     names = comparison.head_names
-    # Pairs whose labels are marked: replaced tokens, and tokens that the query names.
-    marked = np.flatnonzero(~aligned["equal"] | aligned["asked"])
+    # Aligned pairs whose labels are marked: replaced tokens, and tokens that the query names.
+    marked_pairs = np.flatnonzero(~aligned["equal"] | aligned["asked"])
 
-    # Differences of weights between aligned tokens, (pair, pair). A replaced token has both labels.
+    # Differences of weights between aligned tokens, (query pair, key pair). A replaced token has both labels.
     labels = _name_keys(comparison, np.stack([aligned["first"], aligned["second"]]))
     first_tokens = _read_tokens(comparison, "first").take(aligned["first"])
-    axis = axis_of(replace(first_tokens, labels=tuple(labels)), marked.tolist())
+    axis = axis_of(replace(first_tokens, labels=tuple(labels)), marked_pairs.tolist())
     differences = {}
     for head in order[:_N_MAPPED_HEADS]:
         maps = []
@@ -352,11 +356,11 @@ def _make_map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[
     )
     yield CustomBlock(printed="never", figure="differences", view=view)
 
-    # The first head on each text, (query, key).
+    # The weights of the first head on each text, (query, key).
     head = order[0]
     panels = []
     for side in _SIDES:
-        axis = axis_of(_read_tokens(comparison, side), aligned[side][marked].tolist())
+        axis = axis_of(_read_tokens(comparison, side), aligned[side][marked_pairs].tolist())
         weights = comparison.grids[f"weights:{side}"][head]
         panels.append(Panel(f"{names[head]}: {side} text", weights, axis, axis))
     yield CustomBlock(
@@ -365,30 +369,31 @@ def _make_map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[
 
 
 def _make_rows_figure(comparison: Comparison, keys: MergedKeys, pair: int) -> Grid:
-    """Return the figure of an aligned query's rows in both texts, in the heads whose row changes most."""
-    # (head,); `largest_first` drops NaN.
+    """Return the figure of an aligned query's rows in both texts, for the heads whose row changes most."""
+    # The divergence of each head's rows, (head,); `largest_first` leaves out heads with NaN.
     divergences = comparison.grids[f"divergence:{comparison.distance_name}"][:, pair]
     order = largest_first(divergences, _MAX_ROW_HEADS)
-    # Two rows per head, of the first and the second text: (2 x heads, key).
+    # Two rows per head, of the first and of the second text: (2 x n_heads, key).
     weights = np.concatenate([keys.rows(head, pair) for head in order])
-    # The keys with the largest weights, in the order of the text.
-    shown = sorted(largest_first(weights.max(0), _MAX_ROW_KEYS))
+    # The indices of the keys with the largest weights, in the order of the text.
+    shown_keys = sorted(largest_first(weights.max(0), _MAX_ROW_KEYS))
     titles = []
     for head in order:
+        # Divergences are squared distances.
         change = three_decimals(math.sqrt(divergences[head]))
         titles += [f"{comparison.head_names[head]} · {change}: first text", "second text"]
-    # The query is named by its token in the first text.
+    # The file and the title name the query by its token in the first text.
     query = int(comparison.table("aligned")["first"][pair])
     label = comparison.table("tokens:first")["token"][query]
     notes = [f"heads: those whose row changes most here, by {distance_line(comparison.distance_name)}"]
-    if len(shown) < len(keys.names):
-        notes.append(f"the {amount(len(shown), 'key')} with the largest weights")
+    if len(shown_keys) < len(keys.names):
+        notes.append(f"the {amount(len(shown_keys), 'key')} with the largest weights")
     return Grid(
         printed="never",
         figure=f"query-{query:03d}",
         title=f"what “{printable(label, 40)}” attends to",
-        values=weights[:, shown],
+        values=weights[:, shown_keys],
         rows=titles,
-        columns=np.array(keys.names)[shown].tolist(),
+        columns=np.array(keys.names)[shown_keys].tolist(),
         notes=notes,
     )
