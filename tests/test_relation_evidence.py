@@ -11,7 +11,7 @@ import attnscope
 from attnscope.annotated import AnnotatedCorpus, Link
 from attnscope.annotated.texts import merge_equal
 from attnscope.errors import AttnscopeError
-from attnscope.questions.relations import expressed_by
+from attnscope.questions.relations import describe_verdicts
 from attnscope.studies.relations.evidence import HalfSplitter
 from attnscope.studies.relations.study import RelationsOptions, relations
 from tests.conftest import write_tokenizer
@@ -95,7 +95,7 @@ def test_other_heads_and_little_weight_are_told():
     strong = judged(part_of(texts))
     (one,) = every_relation(strong)
     assert one.best == (0, 0)
-    assert expressed_by(strong) == ["yes; also L0H1, L0H2"]
+    assert describe_verdicts(strong) == ["yes; also L0H1, L0H2"]
     assert strong.verdicts == ["yes"]
     weak = judged(part_of(texts, mass=0.01))
     assert weak.verdicts == ["weakly"]

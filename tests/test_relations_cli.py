@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.questions.relations import MAX_RELATIONS, Relations, expressed_by, names_of
+from attnscope.questions.relations import MAX_DRAWN_RELATIONS, Relations, describe_verdicts, name_heads
 from attnscope.report.blocks import Grid
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
@@ -119,8 +119,8 @@ def printed(result, width=120, *, every=False):
 def test_the_verdicts():
     result = made_up(4)
     assert result.verdicts == ["yes", "others", "no", "none"]
-    assert names_of(result, result.table("relations")["best"])[0] == "L0H1"
-    assert expressed_by(result) == ["yes", "yes", "no", "too few"]
+    assert name_heads(result, result.table("relations")["best"])[0] == "L0H1"
+    assert describe_verdicts(result) == ["yes", "yes", "no", "too few"]
     few = result.select("relations", [3])
     assert "1 relation, and too few examples for any verdict" in printed(few, 200)
 
@@ -129,7 +129,7 @@ def test_the_verdicts():
 def test_the_map_is_drawn_whole(shape, tmp_path):
     result = made_up(60, shape, hostile="$\\alpha$ 中\u202e")
     (grid,) = [block for block in result.report().blocks if isinstance(block, Grid)]
-    assert len(grid.rows) == MAX_RELATIONS
+    assert len(grid.rows) == MAX_DRAWN_RELATIONS
     assert "not shown: 40 more relations" in grid.notes
     assert grid.framed is not None
     assert grid.framed[0, 1]

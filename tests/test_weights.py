@@ -9,7 +9,12 @@ import torch
 
 import attnscope
 from attnscope.core import weights as core
-from attnscope.questions.weights import INPUT_LETTERS, WeightsOptions, expected_share, variation_of
+from attnscope.questions.weights import (
+    INPUT_LETTERS,
+    WeightsOptions,
+    composition_variance,
+    expected_composition,
+)
 from tests.conftest import write_tiny
 from tests.test_stream import random_model
 
@@ -195,8 +200,10 @@ def test_what_random_directions_have_is_what_they_have_drawn():
     ).numpy()
     squared = drawn**2
     assert squared.mean() == pytest.approx(1 / d, abs=4 * squared.std() / math.sqrt(n))
-    assert squared.var() * d**2 == pytest.approx(float(variation_of(*spreads)[0, 0, 0]), rel=0.15)
-    assert drawn.mean() == pytest.approx(float(expected_share(*spreads)[0, 0, 0]), rel=0.02)
+    assert squared.var() * d**2 == pytest.approx(
+        float(composition_variance(*spreads)[0, 0, 0]), rel=0.15
+    )
+    assert drawn.mean() == pytest.approx(float(expected_composition(*spreads)[0, 0, 0]), rel=0.02)
 
 
 def test_singular_directions_are_those_of_the_whole_matrix():

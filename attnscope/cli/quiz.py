@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError, UsageError, amount, safe
-from attnscope.questions.trace import Trace, draw_numbers, draw_section, draw_title, heading_of
+from attnscope.questions.trace import Trace, draw_numbers, draw_section, draw_title, format_heading
 
 _ROUNDING = 0.01 + 1e-9
 """An answer may be off by this much plus this share of the number: two decimals are enough, but for float rounding."""
@@ -50,7 +50,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
 
     # Go through the steps in order: ask for some, show others.
     how = "Type the numbers of each step with spaces between. Two decimals are enough."
-    show(Text(heading_of(trace), style="bold"), Text(how))
+    show(Text(format_heading(trace), style="bold"), Text(how))
     n_right = 0
     n_asked = 0
     head = None

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from attnscope.drawing.cells import pool_to_pixels
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.map_changes import MIN_LEFT
+from attnscope.questions.map_changes import MIN_ROW_SUM
 from attnscope.questions.places import Picture
 from attnscope.report.wording import printable
 from attnscope.results.storage import finite_or_none, plain
@@ -354,15 +354,15 @@ def _deflate(
     if is_hidden.any():
         # The sum of each row over the keys that are not hidden, (head, query).
         row_sums = weights[:, :, ~is_hidden].sum(-1, dtype=np.float64)
-        is_enough = row_sums >= MIN_LEFT
-        # Code 0 marks a row whose sum is below MIN_LEFT: the page shows it as empty when sinks are hidden. Other rows
-        # must have a code that decodes to MIN_LEFT or more.
-        min_code = np.ceil(MIN_LEFT / ROW_SUM_STEP)
+        is_enough = row_sums >= MIN_ROW_SUM
+        # Code 0 marks a row whose sum is below MIN_ROW_SUM: the page shows it as empty when sinks are hidden. Other rows
+        # must have a code that decodes to MIN_ROW_SUM or more.
+        min_code = np.ceil(MIN_ROW_SUM / ROW_SUM_STEP)
         sum_codes = np.where(is_enough, np.maximum(np.rint(row_sums / ROW_SUM_STEP), min_code), 0)
         sum_bytes = _split_bytes(np.minimum(sum_codes, 0xFFFF).astype(np.uint16))
         # Divide by the exact sum, not by the decoded sum, so that shares are rounded once. The page computes a weight
         # as share x decoded sum, which is off by 1e-5 more.
-        divisor = np.where(is_enough, row_sums, MIN_LEFT).astype(np.float32)
+        divisor = np.where(is_enough, row_sums, MIN_ROW_SUM).astype(np.float32)
         weights = np.where(is_hidden, weights, weights / divisor[:, :, None])
     codes = np.minimum(np.rint(weights * code_of_one), 0xFFFF).astype(np.uint16)
     # Sort the keys of each head by their mean code, (head, key). Runs get longer and Huffman codes better: 6% fewer

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.questions.map_changes import (
-    AXES,
-    MEAN_OF,
-    average,
-    largest_of_rows,
+    MEAN_AXES,
+    MEAN_NAME_PREFIX,
+    average_heads,
+    fill_missing_rows,
     merge_pictures,
     merge_weights,
     renormalise,
-    with_all_rows,
+    yield_largest_pairs,
 )
 from attnscope.questions.maps import (
     LINK_COLUMNS,
@@ -30,8 +30,8 @@ from attnscope.questions.maps import (
     HeadMaps,
     MapPart,
     MapsResult,
-    freeze,
-    spans,
+    format_ranges,
+    tuples_of_lists,
 )
 from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.result import Result
@@ -266,7 +266,7 @@ class Heatmap(MapsResult[AttentionMap]):
     @property
     def mean_name(self) -> str:
         """Return the name of the mean that its maps are, such as "mean of 72 heads"; empty = nothing was averaged."""
-        return next((change for change in self.changes if change.startswith(MEAN_OF)), "")
+        return next((change for change in self.changes if change.startswith(MEAN_NAME_PREFIX)), "")
 
     def average(self, over: str) -> Heatmap:
         """Return the same with means over the heads that are shown; a record of means is returned as it is.
@@ -277,7 +277,7 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: There is no such mean.
         """
-        require_choice("mean over", over, [*AXES])
+        require_choice("mean over", over, [*MEAN_AXES])
         if self.mean_name:
             return self
         maps = []
@@ -285,15 +285,17 @@ class Heatmap(MapsResult[AttentionMap]):
         for attention in self.maps:
             heads = self.chosen(attention)
             if heads:
-                maps.append(average(attention, heads, over))
+                maps.append(average_heads(attention, heads, over))
             # The name of the mean is about the first map that shows heads.
             named = named or heads
         if over == "heads":
-            name = f"{MEAN_OF}heads {spans([head for _, head in named])} in each layer"
+            name = f"{MEAN_NAME_PREFIX}heads {format_ranges([head for _, head in named])} in each layer"
         elif over == "layers":
-            name = f"{MEAN_OF}layers {spans([layer for layer, _ in named])} for each head"
+            name = (
+                f"{MEAN_NAME_PREFIX}layers {format_ranges([layer for layer, _ in named])} for each head"
+            )
         else:
-            name = f"{MEAN_OF}{amount(len(named), 'head')}"
+            name = f"{MEAN_NAME_PREFIX}{amount(len(named), 'head')}"
         return replace(self, maps=tuple(maps), picked=None, changes=(*self.changes, name))
 
     def with_pictures_as_one(self) -> Heatmap:
@@ -308,7 +310,7 @@ class Heatmap(MapsResult[AttentionMap]):
             AttnscopeError: It is a part that lacks some of the keys.
         """
         record = self.with_pictures_as_one() if self.pictures else self
-        maps = tuple(with_all_rows(attention, record.maps) for attention in record.maps)
+        maps = tuple(fill_missing_rows(attention, record.maps) for attention in record.maps)
         return replace(record, maps=maps)
 
     # Files
@@ -323,7 +325,7 @@ class Heatmap(MapsResult[AttentionMap]):
                 layer_name = "mean" if self.mean_name and attention.n_layers == 1 else layer
                 head_name = attention.head_name(head) if attention.head_names else head
                 weights = attention.of(layer, head)
-                for query, key in largest_of_rows(weights, self.top):
+                for query, key in yield_largest_pairs(weights, self.top):
                     yield (
                         attention.kind,
                         layer_name,
@@ -391,7 +393,7 @@ class Heatmap(MapsResult[AttentionMap]):
                 _, *rows = stored.tables["words"].rows()
                 for word, start, end, first, stop in rows:
                     words.append(SpokenWord(word, start, end, (first, stop)))
-            description = freeze(options["sound"])
+            description = tuples_of_lists(options["sound"])
             levels = arrays.get("spectrogram")
             sound = Sound.rebuild(description, arrays["envelope"], levels, tuple(words))
             sound.require_whole()
@@ -424,7 +426,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
 def _read_picture(description: dict[str, Any], pixels: NDArray[Any], cells: Any) -> Picture:
     """Return a picture from what `Picture.describe` returned, and its arrays; `cells` may be None."""
-    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **freeze(description))
+    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **tuples_of_lists(description))
     picture.require_whole()
     return picture
 

@@ -32,7 +32,7 @@ from attnscope.questions.heatmap_plates import (
 )
 from attnscope.questions.heatmap_sounds import sound_plates
 from attnscope.questions.maps import ROLLOUT
-from attnscope.questions.places import MEAN, SMALL, Picture
+from attnscope.questions.places import MEAN_QUERY, THUMBNAIL_SUFFIX, Picture
 from attnscope.questions.pooled import PooledHeatmap
 from attnscope.report.wording import change_notes, run_notes
 from attnscope.results.tokens import Tokens
@@ -119,12 +119,12 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
     """
     tokens = attention.queries
     if query is None:
-        query = "CLS" if "CLS" in tokens.labels else MEAN
-    if query.casefold() == MEAN:
+        query = "CLS" if "CLS" in tokens.labels else MEAN_QUERY
+    if query.casefold() == MEAN_QUERY:
         return -1, "the mean over all patches"
     places = tokens.find_one(query.replace(" ", ""))
     if not places:
-        others = ", ".join([*compress(tokens.labels, tokens.special), MEAN])
+        others = ", ".join([*compress(tokens.labels, tokens.special), MEAN_QUERY])
         raise AttnscopeError(
             f"no patch is {query!r}",
             f"there are {others}, and patches from 0,0 to {tokens.labels[-1]} (row,column)",
@@ -175,7 +175,7 @@ def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterato
     if isinstance(record, Rollout):
         notes.append(record.method)
     # The query in names of files; a patch such as 3,5 is 3-5 there.
-    query_name = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
+    query_name = MEAN_QUERY if token < 0 else attention.queries.labels[token].replace(",", "-")
     for sheet in sheets_of(record, attention, suffix=f"-{query_name}"):
         values = []
         facts = []
@@ -340,7 +340,7 @@ def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[N
         )
         yield _word_plate(record, picture, sheet, rows, notes, style)
     # Each word alone, over the detailed pictures.
-    detailed = [picture for picture in record.pictures if not picture.source.endswith(SMALL)]
+    detailed = [picture for picture in record.pictures if not picture.source.endswith(THUMBNAIL_SUFFIX)]
     for word_index, word in enumerate(words):
         rows, note = _rows_of_word(record, word, heads)
         for picture in detailed:
@@ -397,7 +397,7 @@ def _picture_suffix(record: Heatmap, picture: Picture) -> str:
     photos = list(dict.fromkeys(other.photo for other in record.pictures))
     photo_index = photos.index(picture.photo)
     suffix = f"-{photo_index + 1}" if photo_index else ""
-    return f"{suffix}-small" if picture.source.endswith(SMALL) else suffix
+    return f"{suffix}-small" if picture.source.endswith(THUMBNAIL_SUFFIX) else suffix
 
 
 def _slug(name: str) -> str:

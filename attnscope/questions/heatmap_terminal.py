@@ -27,8 +27,8 @@ from attnscope.questions.heatmap_figures import (
 from attnscope.questions.heatmap_plates import Pair
 from attnscope.questions.links import FAINT, MIN_LINK, find_links, sink_share, strongest_links
 from attnscope.questions.maps import HeadMaps, MapsResult
-from attnscope.questions.places import MEAN, Sound
-from attnscope.questions.pooled import PooledHeatmap, PooledMap, text_around
+from attnscope.questions.places import MEAN_QUERY, Sound
+from attnscope.questions.pooled import PooledHeatmap, PooledMap, quote_token
 from attnscope.report.numbers import largest_first, percent, weight
 from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers
 from attnscope.report.table import TextColumn, TextTable
@@ -441,7 +441,7 @@ def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
     for link in links:
         names = []
         for tokens, place in ((attention.queries, link.query), (attention.keys, link.key)):
-            name = text_around(tokens, place, 20) if with_text else tokens.labels[place]
+            name = quote_token(tokens, place, 20) if with_text else tokens.labels[place]
             names.append(f"{safe(name)} @{place}")
         entries.append((" → ".join(names), weight(link.weight)))
     return list_numbers(entries, "\n" if with_text else "   ")
@@ -455,7 +455,7 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
     attention = rollout.maps[0]
     labels = attention.queries.labels
     layers = attention.layers
-    if rollout.picture is not None and (query is None or query.casefold() == MEAN):
+    if rollout.picture is not None and (query is None or query.casefold() == MEAN_QUERY):
         # A table is of one token, so CLS is shown in place of the mean over patches.
         query = "CLS"
     elif query is None and rollout.target:

@@ -15,13 +15,13 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.questions.maps import M, MapPart
 from attnscope.questions.places import Picture
 
-MIN_LEFT = 0.01
+MIN_ROW_SUM = 0.01
 """The least sum of a row, after special tokens were left out, for the row to be shown."""
 
-MEAN_OF = "mean of "
+MEAN_NAME_PREFIX = "mean of "
 """The beginning of the names that averaged heads get, such as "mean of 3 heads"."""
 
-AXES: dict[str, tuple[int, ...]] = {"heads": (1,), "layers": (0,), "all": (0, 1)}
+MEAN_AXES: dict[str, tuple[int, ...]] = {"heads": (1,), "layers": (0,), "all": (0, 1)}
 """The axes of (layer, head, query, key) that each kind of mean is taken over."""
 
 
@@ -45,17 +45,17 @@ def merge_weights(
 def renormalise(weights: NDArray[Any]) -> NDArray[np.float64]:
     """Return rows of weights, (..., key), from which keys were left out, each divided by its sum.
 
-    A row with a sum below MIN_LEFT becomes zeros; NaN stays.
+    A row with a sum below MIN_ROW_SUM becomes zeros; NaN stays.
     """
     exact = weights.astype(np.float64)
     total = exact.sum(-1, keepdims=True)
     # Rows that are not divided keep these values.
     fallback = np.where(np.isnan(exact), np.nan, 0.0)
-    shares: NDArray[np.float64] = np.divide(exact, total, out=fallback, where=total >= MIN_LEFT)
+    shares: NDArray[np.float64] = np.divide(exact, total, out=fallback, where=total >= MIN_ROW_SUM)
     return shares
 
 
-def average(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
+def average_heads(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
     """Return a map of means over heads, each (layer, head); an averaged axis has the size 1.
 
     `over` is "heads" (a mean for each layer), "layers" (one for each number of a head) or "all" (a single one).
@@ -71,16 +71,16 @@ def average(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
     chosen = np.ix_(layer_places, head_places)
     block = attention.values[chosen]
     is_counted = is_shown[chosen][..., None, None]
-    means = np.mean(block, axis=AXES[over], dtype=np.float64, where=is_counted, keepdims=True)
+    means = np.mean(block, axis=MEAN_AXES[over], dtype=np.float64, where=is_counted, keepdims=True)
     # The layers that the means have, and the names that stand in the place of heads.
     layers: tuple[int, ...] = (0,)
     if over == "heads":
         layers = tuple(attention.layers[place] for place in layer_places)
-        names: tuple[str, ...] = (f"{MEAN_OF}heads",)
+        names: tuple[str, ...] = (f"{MEAN_NAME_PREFIX}heads",)
     elif over == "layers":
         names = tuple(attention.head_name(attention.heads[place]) for place in head_places)
     else:
-        names = (f"{MEAN_OF}{amount(len(heads), 'head')}",)
+        names = (f"{MEAN_NAME_PREFIX}{amount(len(heads), 'head')}",)
     # The weights are the first array of every class of maps.
     changed: dict[str, Any] = {attention.ARRAYS[0]: np.asarray(means, np.float32)}
     return replace(
@@ -145,7 +145,7 @@ def merge_pictures(attention: M, pictures: Sequence[Picture]) -> M:
     return replace(attention, **changed, keys=keys, part=part)
 
 
-def with_all_rows(attention: M, maps: Sequence[M]) -> M:
+def fill_missing_rows(attention: M, maps: Sequence[M]) -> M:
     """Return a part of a map with empty rows for the missing queries: so a word has the same row in all maps.
 
     `maps` are all maps of the record. A part of cross-attention whose queries are the keys of none of them is taken as
@@ -174,7 +174,7 @@ def with_all_rows(attention: M, maps: Sequence[M]) -> M:
     return replace(attention, **changed, queries=queries, part=None)
 
 
-def largest_of_rows(weights: NDArray[Any], n_largest: int) -> Iterator[tuple[int, ...]]:
+def yield_largest_pairs(weights: NDArray[Any], n_largest: int) -> Iterator[tuple[int, ...]]:
     """Yield (query, key) of each query's largest weights, the largest first; 0 = all pairs, in the order of keys.
 
     `weights` are those of one head, (query, key).

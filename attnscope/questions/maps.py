@@ -135,7 +135,7 @@ class HeadMaps:
             return self.layers.index(layer), self.heads.index(head)
         raise AttnscopeError(
             f"L{layer}H{head} is not in this record",
-            f"it holds layers {spans(self.layers)} and heads {spans(self.heads)}",
+            f"it holds layers {format_ranges(self.layers)} and heads {format_ranges(self.heads)}",
         )
 
     def of(self, layer: int, head: int) -> NDArray[np.float32]:
@@ -227,7 +227,7 @@ class HeadMaps:
 
     def __repr__(self) -> str:
         shape = self.values.shape
-        return f"{type(self).__name__}({self.kind}, layers {spans(self.layers)}, heads {spans(self.heads)}, {shape})"
+        return f"{type(self).__name__}({self.kind}, layers {format_ranges(self.layers)}, heads {format_ranges(self.heads)}, {shape})"
 
 
 M = TypeVar("M", bound=HeadMaps)
@@ -384,7 +384,7 @@ class MapsResult(Result, Generic[M]):
             maps=tuple(maps),
             run=stored.run,
             picked=None if picked is None else tuple((int(layer), int(head)) for layer, head in picked),
-            **{name: freeze(options[name]) for name in cls.FIELDS},
+            **{name: tuples_of_lists(options[name]) for name in cls.FIELDS},
             **cls.read_extra(stored),
         )
 
@@ -416,14 +416,14 @@ class MapsResult(Result, Generic[M]):
         return f"{type(self).__name__}({self.run.get('model')!r} on {self.text[:40]!r}: {shapes})"
 
 
-def freeze(value: Any) -> Any:
+def tuples_of_lists(value: Any) -> Any:
     """Return a JSON value with its lists turned into tuples."""
     if isinstance(value, dict):
-        return {key: freeze(item) for key, item in value.items()}
-    return tuple(map(freeze, value)) if isinstance(value, list) else value
+        return {key: tuples_of_lists(item) for key, item in value.items()}
+    return tuple(map(tuples_of_lists, value)) if isinstance(value, list) else value
 
 
-def spans(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Sequence[int]) -> str:
     """Return numbers as people write them: (0, 1, 2, 5) is "0-2,5"."""
     ordered = np.unique(np.array(numbers, np.int64))
     # Runs of consecutive numbers.
@@ -455,8 +455,8 @@ def choose_heads(
         pairs = []
         for attention in maps:
             pairs += attention.pairs
-    chosen_layers = _require_held("layer", layers, {layer for layer, _ in pairs})
-    chosen_heads = _require_held("head", heads, {head for _, head in pairs})
+    chosen_layers = _require_numbers("layer", layers, {layer for layer, _ in pairs})
+    chosen_heads = _require_numbers("head", heads, {head for _, head in pairs})
     if maps is not None:
         return record.block(chosen_layers, chosen_heads)
     picked = []
@@ -466,13 +466,14 @@ def choose_heads(
     return record.only(picked)
 
 
-def _require_held(what: str, wanted: Collection[int] | None, held: set[int]) -> Collection[int]:
+def _require_numbers(what: str, wanted: Collection[int] | None, held: set[int]) -> Collection[int]:
     """Return the wanted numbers of layers or heads, None = all that are held; refuse those that are not held."""
     if wanted is None:
         return held
     missing = sorted({*wanted} - held)
     if missing:
         raise AttnscopeError(
-            f"there is no {what} {missing[0]} in this record", f"it holds {what}s {spans([*held])}"
+            f"there is no {what} {missing[0]} in this record",
+            f"it holds {what}s {format_ranges([*held])}",
         )
     return wanted

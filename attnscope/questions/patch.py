@@ -18,14 +18,14 @@ from attnscope.results.table import HEADS, Array, Column, Floats, count, number,
 LOGITS = "logits"
 """The receiver of a path from a head straight to the logits, past all other heads."""
 
-_MAX_PATHS = 24
+_MAX_DRAWN_PATHS = 24
 """How many paths the graph shows at most."""
 
-_LARGEST_Q = 0.05
+_MAX_Q = 0.05
 """The largest false discovery rate at which the answer takes an effect for more than chance."""
 
 # A column of the table of heads, which only attribution patching adds.
-ATTRIBUTION = number(
+ATTRIBUTION_COLUMN = number(
     "attribution",
     "the effect to first order: gradient times difference",
     "logits",
@@ -183,15 +183,15 @@ class Patching(Result):
         meaning = f"effect: logits by which the {patched} run changes when one head gets its {by} from the {source} run"
         return report_on(
             self,
-            [*_answer(self), differences, meaning],
-            _blocks(self),
-            _guide(self),
-            subtitle=f"{differences}; total effect {_total(self)}",
-            notes=list(_notes(self)),
+            [*_write_answer(self), differences, meaning],
+            _yield_blocks(self),
+            _explain_numbers(self),
+            subtitle=f"{differences}; total effect {_format_total(self)}",
+            notes=list(_yield_notes(self)),
         )
 
 
-def head_columns(by: str, direction: str) -> list[Column]:
+def make_head_columns(by: str, direction: str) -> list[Column]:
     """Return the columns of the table of heads, with the patched values and the runs in the meaning of `effect`."""
     meaning = "change of the logit difference right - wrong where "
     if direction == "noise":
@@ -206,13 +206,13 @@ def head_columns(by: str, direction: str) -> list[Column]:
 # The answer and the blocks
 
 
-def _total(patching: Patching) -> str:
+def _format_total(patching: Patching) -> str:
     """Return the total effect with its interval, as text."""
     total, low, high = patching.total()
     return f"{small_number(total)} {interval(low, high, small_number)}"
 
 
-def _answer(patching: Patching) -> list[str]:
+def _write_answer(patching: Patching) -> list[str]:
     """Return sentences that say which head has the largest effect, and how much of the total effect that is."""
     total, low, high = patching.total()
     heads = patching.table("heads")
@@ -222,19 +222,19 @@ def _answer(patching: Patching) -> list[str]:
     if low <= 0 <= high:
         # The total effect may be 0: there is no behaviour that a head could carry.
         return [
-            f"The model does not show this behaviour on these pairs: total effect {_total(patching)} logits",
+            f"The model does not show this behaviour on these pairs: total effect {_format_total(patching)} logits",
             f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
         ]
     verb = "carries most" if effect * total >= 0 else "works most against the others"
-    answer = f"{name} {verb}: {small_number(effect)} of the {_total(patching)} logits"
+    answer = f"{name} {verb}: {small_number(effect)} of the {_format_total(patching)} logits"
     answer += " between the corrupt and the clean run"
     q = heads["effect_q"][strongest]
-    if q > _LARGEST_Q:
+    if q > _MAX_Q:
         answer += f"; among so many heads that may be chance (false discovery rate q {small_number(q)})"
     return [answer]
 
 
-def _blocks(patching: Patching) -> Iterator[Block]:
+def _yield_blocks(patching: Patching) -> Iterator[Block]:
     """Yield the heads by their effects, the paths between them, effects by position, and maps of all heads."""
     heads = patching.table("heads")
     order = patching.strongest()
@@ -244,7 +244,7 @@ def _blocks(patching: Patching) -> Iterator[Block]:
         if name in heads and np.isfinite(heads[name]).any():
             columns.append(name)
     yield Ranking(header="head", names=names, table=heads, columns=columns, order=order)
-    yield from _paths(patching)
+    yield from _yield_path_blocks(patching)
     if "position_effects" in patching.grids:
         title = "effect of each position alone, on the tokens of the first pair"
         yield Grid(
@@ -267,7 +267,7 @@ def _blocks(patching: Patching) -> Iterator[Block]:
         yield HeadMap(printed="never", figure="attribution", heads=heads, column="attribution")
 
 
-def _paths(patching: Patching) -> Iterator[Block]:
+def _yield_path_blocks(patching: Patching) -> Iterator[Block]:
     """Yield a ranking of the paths between heads, and a graph of those whose 95% interval does not hold 0."""
     paths = patching.table("paths")
     if not len(paths):
@@ -288,7 +288,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
     # The graph, of paths whose interval is wholly above 0 or wholly below.
     _, low, high = paths.interval("effect").T
     is_clear = (low > 0) | (high < 0)
-    drawn = [links[row] for row in order if is_clear[row]][:_MAX_PATHS]
+    drawn = [links[row] for row in order if is_clear[row]][:_MAX_DRAWN_PATHS]
     if not drawn:
         return
     # The layer of each node; the logits are above the last layer.
@@ -296,7 +296,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
     for link in drawn:
         for node in (link.sender, link.receiver):
             if node != LOGITS:
-                layers[node] = _layer_of(node)
+                layers[node] = _read_layer(node)
     yield Graph(
         figure="paths",
         title="paths on which heads act on the answer",
@@ -309,7 +309,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
     )
 
 
-def _layer_of(node: str) -> int:
+def _read_layer(node: str) -> int:
     """Return the layer of a node such as L3H1, or L3H0+L3H1 for heads that are patched together."""
     return int(node.partition("H")[0].removeprefix("L"))
 
@@ -317,7 +317,7 @@ def _layer_of(node: str) -> int:
 # Sentences
 
 
-def _guide(patching: Patching) -> list[str]:
+def _explain_numbers(patching: Patching) -> list[str]:
     """Return sentences that say how to read effects and q."""
     by = printable(patching.options.get("by", "z"))
     meaning = f"effect: logits that come back when the corrupt run gets the head's {by} of the clean run"
@@ -326,7 +326,7 @@ def _guide(patching: Patching) -> list[str]:
     return [meaning, "q: the false discovery rate at which the effect is not 0"]
 
 
-def _notes(patching: Patching) -> Iterator[str]:
+def _yield_notes(patching: Patching) -> Iterator[str]:
     """Yield notes on heads that share an effect, on attribution patching, and on a single pair."""
     options = patching.options
     names = patching.table("heads")["patched_with"].tolist()

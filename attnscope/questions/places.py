@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 
-SMALL = ", small"
+THUMBNAIL_SUFFIX = ", small"
 """The end of the name of a small picture of a whole photo, which comes beside detailed pictures of its parts."""
 
-MEAN = "mean"
+MEAN_QUERY = "mean"
 """The query that asks for the mean attention of all patches."""
 
 
@@ -48,7 +48,7 @@ class Picture:
     @property
     def photo(self) -> str:
         """Return the name of the photo, which several pictures may share."""
-        return self.source.removesuffix(SMALL)
+        return self.source.removesuffix(THUMBNAIL_SUFFIX)
 
     def renumber(self, new_places: NDArray[Any]) -> Picture:
         """Return the picture with other indices of tokens: `new_places`, (token,), has the new one of each old one."""

@@ -142,7 +142,7 @@ class PooledHeatmap(MapsResult[PooledMap]):
             for layer, head in self.chosen(attention):
                 for link in attention.links(layer, head):
                     fields = {"kind": attention.kind, "layer": layer, "head": head}
-                    descriptions.append(fields | _describe(attention, link))
+                    descriptions.append(fields | _describe_link(attention, link))
         return descriptions
 
     def rows(self) -> Iterator[Sequence[Any]]:
@@ -162,19 +162,19 @@ class PooledHeatmap(MapsResult[PooledMap]):
             attention.require_whole()
 
 
-def _describe(attention: PooledMap, link: DistantPair) -> dict[str, Any]:
+def _describe_link(attention: PooledMap, link: DistantPair) -> dict[str, Any]:
     """Return a far link with its tokens and the text around them."""
     queries, keys = attention.queries, attention.keys
     return {
         **link._asdict(),
         "query_token": queries.labels[link.query],
         "key_token": keys.labels[link.key],
-        "query_text": text_around(queries, link.query),
-        "key_text": text_around(keys, link.key),
+        "query_text": quote_token(queries, link.query),
+        "key_text": quote_token(keys, link.key),
     }
 
 
-def text_around(tokens: Tokens, place: int, characters: int = 30) -> str:
+def quote_token(tokens: Tokens, place: int, characters: int = 30) -> str:
     """Return a token in brackets with the text around it, such as "the ⟦cat⟧ sat"; of a special token its label alone.
 
     Args:

@@ -21,22 +21,22 @@ from attnscope.results.table import number as number_column
 MIN_MASS = 0.1
 """A head with a smaller mean weight on the targets expresses a relation only weakly: it attends mostly elsewhere."""
 
-MAX_RELATIONS = 20
+MAX_DRAWN_RELATIONS = 20
 """Most rows of the map of relations and heads."""
 
-BEST = "best"
+BY_BEST_HEADS = "best"
 """Time words by the heads that follow them best."""
 
-UPPER = "upper half"
+BY_UPPER_HALF = "upper half"
 """Time words by all heads of the upper half of the layers, as Whisper does without `alignment_heads`."""
 
-ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
-MASS = share("mass", "mean weight on the targets", short="mean weight")
-BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links", short="simple rule")
-N_SCORED = count("n_scored", "links of the half that is scored", short="n", range=(0, None))
+_ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
+_MASS = share("mass", "mean weight on the targets", short="mean weight")
+_BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links", short="simple rule")
+_N_SCORED = count("n_scored", "links of the half that is scored", short="n", range=(0, None))
 
 # The axes of all arrays, (relation, head). A CSV file has a row for each relation with each head, too.
-_BY_HEAD = ("relations", "heads")
+_RELATION_HEAD_AXES = ("relations", "heads")
 
 
 def _read_labels(value: str) -> tuple[str, ...]:
@@ -93,10 +93,10 @@ class Relations(Result):
             text("relation", "such as nsubj→parent: from the dependent to its parent"),
             count("n", "links that were measured, in both halves", range=(0, None)),
             count("n_texts", "texts that hold them", range=(0, None)),
-            N_SCORED,
+            _N_SCORED,
             count("n_texts_scored", "texts of that half", range=(0, None)),
             text("rule", "the best simple rule, such as offset +1"),
-            BASELINE,
+            _BASELINE,
             text(
                 "no_verdict", "why there is none, such as fewer than 20 examples; empty = there is one"
             ),
@@ -119,7 +119,7 @@ class Relations(Result):
             count("n", "how many"),
         ),
         "word_times": (
-            text("by", f"how the heads are chosen: {BEST} or {UPPER}"),
+            text("by", f"how the heads are chosen: {BY_BEST_HEADS} or {BY_UPPER_HALF}"),
             count("n_heads", "how many heads", range=(0, None)),
             number_column(
                 "median", "median error over recordings", "s", range=(0, None), short="median error"
@@ -132,21 +132,36 @@ class Relations(Result):
             ),
         ),
     }
-    CSV: ClassVar[tuple[str, ...]] = _BY_HEAD
+    CSV: ClassVar[tuple[str, ...]] = _RELATION_HEAD_AXES
     ARRAYS: ClassVar[Sequence[Array]] = (
-        Array("choice", "accuracy on the half that chooses the head", "share", (0, 1), axes=_BY_HEAD),
-        Array("accuracy", "accuracy on the other half", "share", (0, 1), axes=_BY_HEAD),
-        Array("mass", "mean weight on the targets, on the other half", "share", (0, 1), axes=_BY_HEAD),
+        Array(
+            "choice",
+            "accuracy on the half that chooses the head",
+            "share",
+            (0, 1),
+            axes=_RELATION_HEAD_AXES,
+        ),
+        Array("accuracy", "accuracy on the other half", "share", (0, 1), axes=_RELATION_HEAD_AXES),
+        Array(
+            "mass",
+            "mean weight on the targets, on the other half",
+            "share",
+            (0, 1),
+            axes=_RELATION_HEAD_AXES,
+        ),
         Array(
             "p",
             "one-sided p-value against the baseline; NaN without a verdict",
             range=(0, 1),
-            axes=_BY_HEAD,
+            axes=_RELATION_HEAD_AXES,
         ),
         Array(
-            "q", "the same after Benjamini-Hochberg over heads x relations", range=(0, 1), axes=_BY_HEAD
+            "q",
+            "the same after Benjamini-Hochberg over heads x relations",
+            range=(0, 1),
+            axes=_RELATION_HEAD_AXES,
         ),
-        Array("found", "whether the head expresses the relation", kind="flag", axes=_BY_HEAD),
+        Array("found", "whether the head expresses the relation", kind="flag", axes=_RELATION_HEAD_AXES),
     )
 
     def row(self, relation: str) -> int:
@@ -251,33 +266,38 @@ class Relations(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return the report: the heads that express relations; for recordings, the heads that time words come first."""
-        answer = [_count_line(self), *_rule_line(self)]
-        blocks = [_ranking(self)]
+        answer = [_count_expressed(self), *_explain_test(self)]
+        blocks = [_rank_relations(self)]
         if self.is_of_recordings and len(self.table("relations")):
-            answer = _answer_on_words(self)
-            blocks = [*_heads_to_paste(self), *blocks]
-        subtitle = f"{_count_line(self)} · {corpus_line(self)}"
+            answer = _write_word_answer(self)
+            blocks = [*_yield_paste_lines(self), *blocks]
+        subtitle = f"{_count_expressed(self)} · {corpus_line(self)}"
         return report_on(
-            self, answer, [*blocks, _map(self)], _guide(self), subtitle=subtitle, notes=_notes(self)
+            self,
+            answer,
+            [*blocks, _draw_map(self)],
+            _explain_numbers(self),
+            subtitle=subtitle,
+            notes=_write_notes(self),
         )
 
 
 # Blocks
 
 
-def names_of(result: Relations, heads: Sequence[int]) -> list[str]:
+def name_heads(result: Relations, heads: Sequence[int]) -> list[str]:
     """Return the names of heads by their rows; `–` for -1, no head."""
     # The name for -1 stands last, where index -1 finds it.
     names = [*result.table("heads").head_names(), UNDEFINED]
     return [names[head] for head in heads]
 
 
-def _ranking(result: Relations) -> Block:
+def _rank_relations(result: Relations) -> Block:
     """Rank relations, each with the head that is shown for it and its verdict."""
     relations = result.table("relations")
     heads = result.shown_heads
     table = Table.of_arrays(
-        (ACCURACY, BASELINE, N_SCORED, MASS),
+        (_ACCURACY, _BASELINE, _N_SCORED, _MASS),
         accuracy=result.at_heads("accuracy", heads),
         accuracy_low=result.at_heads("accuracy_low", heads),
         accuracy_high=result.at_heads("accuracy_high", heads),
@@ -291,10 +311,10 @@ def _ranking(result: Relations) -> Block:
         names=relations["relation"].tolist(),
         table=table,
         columns=[
-            WordsColumn("head", names_of(result, heads)),
+            WordsColumn("head", name_heads(result, heads)),
             "accuracy",
             "baseline",
-            WordsColumn("expressed", expressed_by(result), wraps=True),
+            WordsColumn("expressed", describe_verdicts(result), wraps=True),
             "n_scored",
             "mass",
             WordsColumn("rule", relations["rule"].tolist()),
@@ -303,7 +323,7 @@ def _ranking(result: Relations) -> Block:
     )
 
 
-def expressed_by(result: Relations) -> list[str]:
+def describe_verdicts(result: Relations) -> list[str]:
     """Return for each relation whether its shown head expresses it, with up to two others that do."""
     names = result.table("heads").head_names()
     texts = []
@@ -317,9 +337,9 @@ def expressed_by(result: Relations) -> list[str]:
     return texts
 
 
-def _map(result: Relations) -> Block:
+def _draw_map(result: Relations) -> Block:
     """Show how far each head is above the best simple rule, framed where it expresses the relation."""
-    rows = result.ranked[:MAX_RELATIONS]
+    rows = result.ranked[:MAX_DRAWN_RELATIONS]
     # (relation, head).
     excess = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
@@ -343,14 +363,14 @@ def _map(result: Relations) -> Block:
 # Recordings
 
 
-def _answer_on_words(result: Relations) -> list[str]:
+def _write_word_answer(result: Relations) -> list[str]:
     """Say which head follows the words, and how exactly the heads that follow them time words."""
     # Recordings have one relation, the first row: from a word to its sound.
     relation = result.table("relations").as_dicts()[0]
     verdict = result.verdicts[0]
-    [best_head] = names_of(result, [relation["best"]])
+    [best_head] = name_heads(result, [relation["best"]])
     if verdict == "others":
-        [shown_head] = names_of(result, result.shown_heads)
+        [shown_head] = name_heads(result, result.shown_heads)
         return [f"{best_head} was chosen, but {shown_head} follows the words surely"]
     if verdict != "yes":
         reason = f": {relation['no_verdict']}" if relation["no_verdict"] else ""
@@ -366,15 +386,15 @@ def _answer_on_words(result: Relations) -> list[str]:
     if len(times):
         n_heads = len(result.alignment_heads or ())
         # The table has a row for each number of best heads.
-        is_these_heads = (times["by"] == BEST) & (times["n_heads"] == n_heads)
+        is_these_heads = (times["by"] == BY_BEST_HEADS) & (times["n_heads"] == n_heads)
         error = fixed(times["median"][is_these_heads][0], 3)
-        upper_error = fixed(times["median"][times["by"] == UPPER][0], 3)
+        upper_error = fixed(times["median"][times["by"] == BY_UPPER_HALF][0], 3)
         subject = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
         answer.append(f"{subject} words within {error} s; the upper half within {upper_error} s")
     return answer
 
 
-def _heads_to_paste(result: Relations) -> Iterator[Block]:
+def _yield_paste_lines(result: Relations) -> Iterator[Block]:
     """Yield the heads that follow the words as a line for generation_config.json and as a command."""
     heads = result.alignment_heads
     if not heads:
@@ -394,7 +414,7 @@ def _heads_to_paste(result: Relations) -> Iterator[Block]:
 # Sentences
 
 
-def _count_line(result: Relations) -> str:
+def _count_expressed(result: Relations) -> str:
     """Say how many relations any head expresses, and how many have too few examples."""
     verdicts = result.verdicts
     n_without = verdicts.count("none")
@@ -407,7 +427,7 @@ def _count_line(result: Relations) -> str:
     return f"{n_expressed} of {tested} expressed by some head, which looks from one word to the other{too_few}"
 
 
-def _rule_line(result: Relations) -> list[str]:
+def _explain_test(result: Relations) -> list[str]:
     """Say by which test a head expresses a relation; nothing if no relation was measured."""
     if not len(result.table("relations")):
         return []
@@ -418,7 +438,7 @@ def _rule_line(result: Relations) -> list[str]:
     ]
 
 
-def _guide(result: Relations) -> list[str]:
+def _explain_numbers(result: Relations) -> list[str]:
     """Say how to read the numbers."""
     rules = "a fixed offset in words, or the same word"
     if "cross" in result.table("heads")["kind"]:
@@ -430,7 +450,7 @@ def _guide(result: Relations) -> list[str]:
     ]
 
 
-def _notes(result: Relations) -> list[str]:
+def _write_notes(result: Relations) -> list[str]:
     """Explain columns and verdicts that few need to know."""
     notes = ["n: links of the half that is scored; mass: mean weight on the targets"]
     reasons = sorted({*result.table("relations")["no_verdict"].tolist()} - {""})

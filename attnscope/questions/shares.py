@@ -16,7 +16,7 @@ from attnscope.report.wording import change_notes, printable, report_on, run_not
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Table, share
 
-_SHARE = share(
+_SHARE_COLUMN = share(
     "share", "what the queries of a part give to the keys of another: sum over keys, mean over queries"
 )
 
@@ -25,7 +25,7 @@ class Shares(Result):
     """The attention that each head gives from one part of a text to another."""
 
     SCHEMA: ClassVar[str] = "attnscope.shares/1"
-    TABLES: ClassVar[Any] = {"heads": (*HEADS, _SHARE)}
+    TABLES: ClassVar[Any] = {"heads": (*HEADS, _SHARE_COLUMN)}
 
     def report(self) -> Report:
         """Return the report: the heads that give most first, then a map of all heads."""
@@ -76,7 +76,7 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
             shares = weights.sum(1, dtype=np.float64)
             rows.append((attention.kind, layer, head, float(shares.mean())))
     if not rows:
-        raise _missing_part(record, source, target)
+        raise _missing_part_error(record, source, target)
     table = Table.of_rows(Shares.TABLES["heads"], rows)
     options = {
         "from": source,
@@ -88,7 +88,7 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
     return Shares(record.run, corpus, options, {"heads": table})
 
 
-def _missing_part(record: Heatmap, source: str, target: str) -> AttnscopeError:
+def _missing_part_error(record: Heatmap, source: str, target: str) -> AttnscopeError:
     """Return the error on the target if it alone is missing from all kinds of attention, else the one on the source."""
     queries = [attention.queries for attention in record.maps]
     keys = [attention.keys for attention in record.maps]

@@ -16,22 +16,22 @@ from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
 
-MAX_KEYS = 12
+_MAX_KEYS_PER_MATRIX = 12
 """With more keys than this, only the largest weights of each head are printed."""
 
-MAX_HEADS = 8
+_MAX_HEADS_PER_MATRIX = 8
 """With more heads than this, likewise."""
 
-_MAX_LISTED = 12
+_MAX_LISTED_HEADS = 12
 """Most heads whose largest weights are printed."""
 
-_MAX_IN_ANSWER = 4
+_MAX_HEADS_IN_ANSWER = 4
 """Most heads whose favourite keys the answer names."""
 
-_MAX_DRAWN = 12
+_MAX_DRAWN_HEADS = 12
 """Most heads of a split that the figure shows."""
 
-N_HEADS = count("n_heads", "how many heads there are", label="heads")
+_N_HEADS_COLUMN = count("n_heads", "how many heads there are", label="heads")
 
 
 @options
@@ -76,7 +76,7 @@ class Split(Result):
     SCHEMA: ClassVar[str] = "attnscope.split/2"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": (
-            N_HEADS,
+            _N_HEADS_COLUMN,
             count("head", "its number"),
             count("first_column", "the first of its columns"),
             count("last_column", "the last of its columns"),
@@ -84,11 +84,15 @@ class Split(Result):
             count("uniform", "how many of its rows are uniform, of those with a choice"),
             count("rank", "rank of its dot products, at most d_head"),
         ),
-        "counts": (N_HEADS, count("d_head", "columns of each"), number("scale", "1 / sqrt(d_head)")),
+        "counts": (
+            _N_HEADS_COLUMN,
+            count("d_head", "columns of each"),
+            number("scale", "1 / sqrt(d_head)"),
+        ),
         "queries": (text("token", "a token that attends"),),
         "keys": (text("token", "a token that is attended to"),),
         "drops": (
-            N_HEADS,
+            _N_HEADS_COLUMN,
             count("head", "the head that puts out zeros"),
             number("l2", "L2 norm of the change of the whole output"),
             share("share", "the same divided by the norm of the output"),
@@ -166,14 +170,14 @@ class Split(Result):
             guide[-1] += "; without: L2 norm of the output's change if the head puts out zeros"
         answer = [
             f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
-            _compromise(self),
+            _describe_disagreement(self),
             "disagreement: how differently the heads of a split attend, nats (0 = all alike)",
         ]
         subtitle = f"“{printable(self.options.get('text', ''))}”"
-        return report_on(self, answer, _blocks(self), guide, subtitle=subtitle)
+        return report_on(self, answer, _yield_blocks(self), guide, subtitle=subtitle)
 
 
-def _compromise(split: Split) -> str:
+def _describe_disagreement(split: Split) -> str:
     """Say on which query the heads of the first split disagree most, and how a single head attends there.
 
     A split into one head is passed over.
@@ -192,7 +196,7 @@ def _compromise(split: Split) -> str:
     # The keys to which each head attends most, with ties, and those of all heads, each once in a dict.
     phrases = []
     all_favourites: dict[int, None] = {}
-    for head, row in enumerate(chosen["weights"][:_MAX_IN_ANSWER, query]):
+    for head, row in enumerate(chosen["weights"][:_MAX_HEADS_IN_ANSWER, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
             phrases.append(f"head {head} gives all keys the same")
@@ -201,7 +205,7 @@ def _compromise(split: Split) -> str:
             names = " and ".join(keys[key] for key in favourites)
             each = " each" if len(favourites) > 1 else ""
             phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
-    if several > _MAX_IN_ANSWER:
+    if several > _MAX_HEADS_IN_ANSWER:
         phrases.append("…")
     difference = f"they disagree by {disagreement.mean():.4f} nats, most on where {queries[query]} looks"
     answer = f"cut into {several}, {difference}: {'; '.join(phrases)}"
@@ -213,33 +217,33 @@ def _compromise(split: Split) -> str:
     return answer
 
 
-def _blocks(split: Split) -> Iterator[Block]:
+def _yield_blocks(split: Split) -> Iterator[Block]:
     """Yield a comparison of the splits, a figure of all heads, and the weights and outputs of each split."""
-    yield _comparison(split)
-    yield CustomBlock(printed="never", figure="split", view=_panels(split))
+    yield _compare_splits(split)
+    yield CustomBlock(printed="never", figure="split", view=_draw_panels(split))
     queries, keys = split.tokens
     for n_heads in split.counts:
         chosen = split.of(n_heads)
         heads = chosen.table("heads")
         name = f"{amount(n_heads, 'head')}, d_head {chosen.table('counts')['d_head'][0]}"
-        if len(keys) > MAX_KEYS or n_heads > MAX_HEADS:
-            lines = list(_largest_weights(chosen, queries, keys))
+        if len(keys) > _MAX_KEYS_PER_MATRIX or n_heads > _MAX_HEADS_PER_MATRIX:
+            lines = list(_list_largest_weights(chosen, queries, keys))
             yield Note(heading=f"{name}: the largest weights", lines=lines)
             continue
         # Weights of each head, (query, key), and their mean.
         for head, weights in enumerate(chosen["weights"]):
-            heading = f"{name}: weights of head {head}, {_columns_of(heads, head)}"
-            yield _grid(heading, weights, queries, keys)
+            heading = f"{name}: weights of head {head}, {_name_columns(heads, head)}"
+            yield _make_grid(heading, weights, queries, keys)
         if n_heads > 1:
             heading = f"{name}: mean of the heads, no head's own"
-            yield _grid(heading, chosen["mean_weights"][0], queries, keys, printed="with --all")
+            yield _make_grid(heading, chosen["mean_weights"][0], queries, keys, printed="with --all")
         # (query, d_model).
         output = chosen["output"][0]
         dimensions = list(map(str, range(output.shape[1])))
-        yield _grid(f"{name}: output", output, queries, dimensions, printed="with --all")
+        yield _make_grid(f"{name}: output", output, queries, dimensions, printed="with --all")
 
 
-def _grid(
+def _make_grid(
     heading: str,
     values: Floats,
     rows: Sequence[str],
@@ -252,7 +256,7 @@ def _grid(
     )
 
 
-def _comparison(split: Split) -> Ranking:
+def _compare_splits(split: Split) -> Ranking:
     """Compare the splits, a row for each."""
     # The texts of each column, by its title, with one text for each split.
     columns: dict[str, list[str]] = defaultdict(list)
@@ -261,7 +265,7 @@ def _comparison(split: Split) -> Ranking:
         chosen = split.of(n_heads)
         heads = chosen.table("heads")
         columns["d_head"].append(str(chosen.table("counts")["d_head"][0]))
-        columns["rank"].append(range_of(heads["rank"].tolist()))
+        columns["rank"].append(_format_range(heads["rank"].tolist()))
         columns["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
         n_rows = n_heads * len(split.table("queries"))
         columns["uniform rows"].append(f"{heads['uniform'].sum()} of {n_rows}")
@@ -278,33 +282,33 @@ def _comparison(split: Split) -> Ranking:
     return Ranking(header="heads", names=names, table=split.table("counts"), columns=word_columns)
 
 
-def _columns_of(heads: Table, head: int) -> str:
+def _name_columns(heads: Table, head: int) -> str:
     """Return the columns of Q, K and V that a head has, such as "columns 0 to 3"."""
     first, last = heads["first_column"][head], heads["last_column"][head]
     return f"column {first}" if first == last else f"columns {first} to {last}"
 
 
-def range_of(values: Sequence[int]) -> str:
+def _format_range(values: Sequence[int]) -> str:
     """Return the range of some numbers, such as 2–4, or 3 if all are the same."""
     smallest, largest = min(values), max(values)
     return str(smallest) if smallest == largest else f"{smallest}–{largest}"
 
 
-def _largest_weights(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+def _list_largest_weights(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     """Yield a line for each head of one split, with its three largest weights."""
-    for head, weights in enumerate(chosen["weights"][:_MAX_LISTED]):
+    for head, weights in enumerate(chosen["weights"][:_MAX_LISTED_HEADS]):
         links = []
         # Indices of the flat array, (query, key).
         for index in largest_first(weights, 3):
             query, key = divmod(index, len(keys))
             links.append(f"{queries[query]} → {keys[key]} {weights[query, key]:.4f}")
         yield f"head {head}: {', '.join(links)}"
-    n_more = len(chosen["weights"]) - _MAX_LISTED
+    n_more = len(chosen["weights"]) - _MAX_LISTED_HEADS
     if n_more > 0:
         yield f"and {amount(n_more, 'more head')} (--json has all)"
 
 
-def _panels(split: Split) -> Panels:
+def _draw_panels(split: Split) -> Panels:
     """Return a figure with a map, (query, key), of each head of each split and of the mean of heads, with notes."""
     queries, keys = (Axis(tuple(labels)) for labels in split.tokens)
     panels = []
@@ -313,15 +317,15 @@ def _panels(split: Split) -> Panels:
         chosen = split.of(n_heads)
         heads = chosen.table("heads")
         name = amount(n_heads, "head")
-        for head, weights in enumerate(chosen["weights"][:_MAX_DRAWN]):
-            title = f"{name}: H{head}, {_columns_of(heads, head)}"
+        for head, weights in enumerate(chosen["weights"][:_MAX_DRAWN_HEADS]):
+            title = f"{name}: H{head}, {_name_columns(heads, head)}"
             panels.append(Panel(title, weights, queries, keys))
         if n_heads > 1:
             panels.append(
                 Panel(f"{name}: mean, no head's own", chosen["mean_weights"][0], queries, keys)
             )
         notes.append(
-            f"{name}: rank {range_of(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
+            f"{name}: rank {_format_range(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
             f"disagreement {chosen['disagreement_nats'].mean():.2f} nats"
         )
     title = "the same queries, keys and values with more and fewer heads"

@@ -20,37 +20,37 @@ from attnscope.results.table import Array, Column, ColumnKind, count, text
 WORKED_EXAMPLE = "worked example"
 """The name of the model in the trace of the built-in example."""
 
-MAX_IN_JSON = 4096
+_MAX_NUMBERS_IN_JSON = 4096
 """The most numbers of an input that JSON holds; of a larger one it has the shape."""
 
-_SCORES = ("traced", "keys")
+_SCORE_AXES = ("traced", "keys")
 """The axes of scores and weights."""
 
-HEAD_STEPS: Mapping[str, tuple[str, ...]] = {
+HEAD_STEP_AXES: Mapping[str, tuple[str, ...]] = {
     "query": ("traced", "columns"),
     "keys": ("keys", "columns"),
     "values": ("keys", "value_columns"),
-    "dot_products": _SCORES,
-    "scores": _SCORES,
-    "capped_scores": _SCORES,
-    "biased_scores": _SCORES,
-    "masked_scores": _SCORES,
-    "exponentials": _SCORES,
+    "dot_products": _SCORE_AXES,
+    "scores": _SCORE_AXES,
+    "capped_scores": _SCORE_AXES,
+    "biased_scores": _SCORE_AXES,
+    "masked_scores": _SCORE_AXES,
+    "exponentials": _SCORE_AXES,
     "sink": ("traced", "1"),
-    "weights": _SCORES,
+    "weights": _SCORE_AXES,
     "weighted_values": ("keys", "value_columns"),
     "head_output": ("traced", "value_columns"),
 }
 """The steps of a head in order, and the axes of their values; "traced" are the queries that are followed."""
 
-JOINT_STEPS: Mapping[str, tuple[str, ...]] = {
+JOINT_STEP_AXES: Mapping[str, tuple[str, ...]] = {
     "joined": ("traced", "joined"),
     "output": ("traced", "outputs"),
 }
 """The steps after all heads, and the axes of their values. In the table `steps`, the axes are named anew, as a step has
 them by itself: "query" and "key", which have labels, "sink" and columns."""
 
-INPUTS: Mapping[str, tuple[str, ...]] = {
+INPUT_AXES: Mapping[str, tuple[str, ...]] = {
     "Q": ("queries", "columns of Q"),
     "K": ("keys", "columns of K"),
     "V": ("keys", "columns of V"),
@@ -101,13 +101,13 @@ class TraceOptions:
     )
 
 
-def _arrays() -> Iterator[Array]:
+def _declare_arrays() -> Iterator[Array]:
     """Yield the declarations of the arrays: steps of heads, steps after them, and inputs."""
-    for name, axes in HEAD_STEPS.items():
+    for name, axes in HEAD_STEP_AXES.items():
         yield Array(name, "the value after this step", axes=("heads", *axes))
-    for name, axes in JOINT_STEPS.items():
+    for name, axes in JOINT_STEP_AXES.items():
         yield Array(name, "the value after this step", axes=axes)
-    for name, axes in INPUTS.items():
+    for name, axes in INPUT_AXES.items():
         kind: ColumnKind = "flag" if name == "may" else "number"
         yield Array(f"input_{name}", f"what the lines call {name}", axes=axes, kind=kind)
 
@@ -135,7 +135,7 @@ class Trace(Result):
         "keys": (text("token", "a token that is attended to"),),
         "traced": (count("query", "a query that is traced", refers_to="queries"),),
     }
-    ARRAYS: ClassVar[Sequence[Array]] = tuple(_arrays())
+    ARRAYS: ClassVar[Sequence[Array]] = tuple(_declare_arrays())
 
     @property
     def query(self) -> int | None:
@@ -180,7 +180,7 @@ class Trace(Result):
         """Return its JSON object, with the shape alone of inputs that have more than 4096 numbers."""
         document = super().as_json()
         for name, values in self.grids.items():
-            if name.startswith("input_") and values.size > MAX_IN_JSON:
+            if name.startswith("input_") and values.size > _MAX_NUMBERS_IN_JSON:
                 document[name] = {"shape": list(values.shape)}
         return document
 
@@ -229,14 +229,14 @@ class Trace(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return the largest weights first, then every step. There is nothing that `shown` could choose."""
-        answer = [f"attention step by step; {heading_of(self)}", _answer(self)]
-        return report_on(self, answer, _blocks(self), [_check_line(self)])
+        answer = [f"attention step by step; {format_heading(self)}", _write_answer(self)]
+        return report_on(self, answer, _yield_blocks(self), [_describe_check(self)])
 
 
 # The answer and the blocks
 
 
-def heading_of(trace: Trace) -> str:
+def format_heading(trace: Trace) -> str:
     """Return the model, the layer, its heads and the traced query in a line."""
     about = trace.options
     subject = WORKED_EXAMPLE
@@ -252,7 +252,7 @@ def heading_of(trace: Trace) -> str:
     return f"{subject}: {heads}; {query}"
 
 
-def _answer(trace: Trace) -> str:
+def _write_answer(trace: Trace) -> str:
     """Say where each head puts most of its attention, for the first three heads."""
     queries, keys = trace.tokens["query"], trace.tokens["key"]
     heads = trace.table("heads")["head"].tolist()
@@ -271,7 +271,7 @@ def _answer(trace: Trace) -> str:
     return f"largest weights, query → key: {'; '.join(phrases)}"
 
 
-def _blocks(trace: Trace) -> Iterator[Block]:
+def _yield_blocks(trace: Trace) -> Iterator[Block]:
     """Yield the weights of the one query that is traced, if there is one, then every step."""
     heads = trace.table("heads")["head"].tolist()
     if trace.query is not None:
@@ -282,10 +282,10 @@ def _blocks(trace: Trace) -> Iterator[Block]:
             columns=trace.tokens["key"],
             n_printed=len(heads),
         )
-    yield CustomBlock(view=_Steps(trace))
+    yield CustomBlock(view=_StepsView(trace))
 
 
-def _check_line(trace: Trace) -> str:
+def _describe_check(trace: Trace) -> str:
     """Say how far the steps are from the results of the model's own kernel."""
     check = trace.options["check"]
     phrases = {
@@ -302,7 +302,7 @@ def _check_line(trace: Trace) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class _Steps:
+class _StepsView:
     """A view of all steps in the terminal: the shape, formula, line of NumPy and numbers of each."""
 
     trace: Trace

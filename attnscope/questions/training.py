@@ -17,10 +17,14 @@ NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
 MAX_STEPS = 1 << 53
 """The largest step: JSON and axes of figures hold every whole number up to it."""
 
-_PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
+_PREDICTED_TOKENS = {
+    "causal": "each next token",
+    "masked": "masked tokens",
+    "target": "the decoder's target",
+}
 """The predicted tokens, by `options["loss"]`."""
 
-_MAX_HEADS = 6
+_MAX_NAMED_HEADS = 6
 """Heads that are named for each role."""
 
 _NO_HEAD = "no head at the last step"
@@ -109,8 +113,8 @@ class Training(Result):
         else:
             checkpoints = f"{amount(len(self.steps), 'checkpoint')}, steps {first:,} to {last:,}"
             question = f"heads with a role at the last of {checkpoints}, and since when"
-        heads_by_role = _heads_of_roles(self)
-        blocks = [*_trends(self)]
+        heads_by_role = _list_heads_by_role(self)
+        blocks = [*_yield_trends(self)]
         if heads_by_role:
             heads = WordsColumn(
                 "heads that have it at the last step", [*heads_by_role.values()], wraps=True
@@ -137,16 +141,16 @@ class Training(Result):
             # The first three roles that any head has.
             [question, *(role_lines[:3] or ["No head has a role at the last step"])],
             blocks,
-            _guide(self),
+            _explain_numbers(self),
             subtitle=checkpoints,
-            problems=list(_problems(self)),
+            problems=list(_list_problems(self)),
         )
 
 
 # The answer and the blocks
 
 
-def _heads_of_roles(training: Training) -> dict[str, str]:
+def _list_heads_by_role(training: Training) -> dict[str, str]:
     """Return by role a text with the heads that have it at the last step, such as "L1H0 since step 300, L1H1"."""
     texts = {}
     for role in training.table("roles")["name"].tolist():
@@ -154,16 +158,16 @@ def _heads_of_roles(training: Training) -> dict[str, str]:
         # The heads that got the role first; heads of the same step stay in the order of the model.
         names = sorted(since, key=since.__getitem__)
         phrases = []
-        for name in names[:_MAX_HEADS]:
+        for name in names[:_MAX_NAMED_HEADS]:
             has_it_always = since[name] == training.steps[0]
             phrases.append(name if has_it_always else f"{name} since step {since[name]:,}")
-        if len(names) > _MAX_HEADS:
-            phrases.append(f"and {len(names) - _MAX_HEADS} more")
+        if len(names) > _MAX_NAMED_HEADS:
+            phrases.append(f"and {len(names) - _MAX_NAMED_HEADS} more")
         texts[label(role)] = ", ".join(phrases) or _NO_HEAD
     return texts
 
 
-def _trends(training: Training) -> Iterator[Block]:
+def _yield_trends(training: Training) -> Iterator[Block]:
     """Yield a plot of the loss, if it was measured, then one of each measure."""
     steps, names = training.steps, training.head_names
     # (step, 3): the value and the ends of its interval.
@@ -217,15 +221,15 @@ def _trends(training: Training) -> Iterator[Block]:
 # Sentences
 
 
-def _guide(training: Training) -> Iterator[str]:
+def _explain_numbers(training: Training) -> Iterator[str]:
     """Say what the intervals vary over, and which tokens were predicted."""
     if np.isfinite(training.grids.get("value_low", np.nan)).any():
         yield "intervals: 95% over texts, of each checkpoint for itself"
-    if predicted := _PREDICTED.get(str(training.options.get("loss"))):
+    if predicted := _PREDICTED_TOKENS.get(str(training.options.get("loss"))):
         yield f"predicted: {predicted}"
 
 
-def _problems(training: Training) -> Iterator[str]:
+def _list_problems(training: Training) -> Iterator[str]:
     """Say which roles are uncertain, and what was left out."""
     if (training["has_role"] == TENTATIVE).any():
         yield "some roles rest on few texts, and are tentative"

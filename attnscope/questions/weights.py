@@ -37,24 +37,24 @@ POSITION_SHARES = ("previous", "same", "next", "first")
 SCORE_SUFFIXES = ("", "_random", "_least", "_most")
 """The ends of the names of the four columns of a score: itself, and the mean, least and largest over random heads."""
 
-N_DRAWS = 39
+N_RANDOM_HEADS = 39
 """Random heads that scores are compared with: another random head lies outside all of them in 5% of cases."""
 
-_MAX_LISTED = 8
+_MAX_PER_LIST = 8
 """Most heads of a list. For each of query, key and value, a list and the graph have at most as many pairs of heads."""
 
 _COMPOSITION_LINE = (
     "composition: overlap of what one head writes with what another reads, 0 (none) to 1 (all of it)"
 )
 
-_ROUNDING = 1e-6
+_SHARE_TOLERANCE = 1e-6
 """Shares that differ by less are equal."""
 
-_COPYING = "sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolute values"
-_MATCHING = "the same of W_E' W_Q' W_K W_E, each query's scores less their mean"
+_COPYING_MEANING = "sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolute values"
+_MATCHING_MEANING = "the same of W_E' W_Q' W_K W_E, each query's scores less their mean"
 
 
-def _score_columns(name: str, meaning: str) -> tuple[Column, ...]:
+def _declare_score(name: str, meaning: str) -> tuple[Column, ...]:
     """Declare a score of eigenvalues, -1 to 1, and its mean, least and largest value over random heads."""
     meanings = (
         meaning,
@@ -90,7 +90,7 @@ class HeadWeights(Result):
 
     The spread of singular values σ, Σσ⁴ / (Σσ²)², is 1 / rank where all are equal, and 1 where a single one is not 0.
     `sender_spread` is that of what a head writes, W_O W_V; `receiver_spread` is that of what its queries, keys and
-    values read. From both follows the composition of random directions; see `expected_share`.
+    values read. From both follows the composition of random directions; see `expected_composition`.
 
     `options` has:
         kind: The kind of attention.
@@ -106,8 +106,8 @@ class HeadWeights(Result):
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": (
             *HEADS,
-            *_score_columns("copying", _COPYING),
-            *_score_columns("matching", _MATCHING),
+            *_declare_score("copying", _COPYING_MEANING),
+            *_declare_score("matching", _MATCHING_MEANING),
             number(
                 "same_nats", "by how much a token's score for itself is above that for others", "nats"
             ),
@@ -146,8 +146,8 @@ class HeadWeights(Result):
 
     @property
     def expected(self) -> Floats:
-        """Return the composition that random directions would have, (Q K V, sender, receiver); see `expected_share`."""
-        return expected_share(
+        """Return the composition that random directions would have, (Q K V, sender, receiver); see `expected_composition`."""
+        return expected_composition(
             self["sender_spread"], self["receiver_spread"], int(self.options["dimension"])
         )
 
@@ -189,18 +189,18 @@ class HeadWeights(Result):
             answer = [f"what the weights of {names} say"]
             blocks: list[Block] = []
             for row in picked:
-                blocks += _blocks_of_head(self, row)
+                blocks += _yield_blocks_of_head(self, row)
         else:
-            answer = list(_answer(self))
-            blocks = list(_blocks_of_all(self))
-        guide = filter(None, [*_guide(self), _proxy_line(self)])
+            answer = list(_write_answer(self))
+            blocks = list(_yield_blocks_of_all(self))
+        guide = filter(None, [*_explain_numbers(self), _explain_proxy(self)])
         return report_on(self, answer, blocks, guide, subtitle="what the weights of its heads say")
 
 
-def expected_share(senders: Floats, receivers: Floats, dimension: int) -> Floats:
+def expected_composition(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     """Return the mean composition that random directions would have, (Q K V, sender, receiver).
 
-    A composition is the root of a squared one, X, with mean m = 1 / d and relative variance v (`variation_of`). To
+    A composition is the root of a squared one, X, with mean m = 1 / d and relative variance v (`composition_variance`). To
     second order, E[sqrt(X)] = sqrt(m) (1 - v / 8).
 
     Args:
@@ -209,12 +209,12 @@ def expected_share(senders: Floats, receivers: Floats, dimension: int) -> Floats
         dimension: Dimensions of the stream that heads can read, d.
     """
     # Where the variance is large, the expansion would fall to 0 or below.
-    variation = np.minimum(variation_of(senders, receivers, dimension), 4)
+    variation = np.minimum(composition_variance(senders, receivers, dimension), 4)
     expected: Floats = (1 - variation / 8) / np.sqrt(dimension)
     return expected
 
 
-def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
+def composition_variance(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     """Return the relative variance of squared composition over random directions, (Q K V, sender, receiver).
 
     That is its variance divided by its squared mean. With X what the sender writes, Y what the receiver reads, and a
@@ -222,7 +222,7 @@ def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     have trace 1. Its mean is 1 / d. Its variance is 2 |A - I/d|² |B - I/d|² / ((d - 1) (d + 2)), by Schur's lemma on
     traceless symmetric matrices.
 
-    `expected_share` explains the arguments.
+    `expected_composition` explains the arguments.
     """
     d = dimension
     # |A - I/d|² = |A|² - 1/d, and |A|² is the spread of the singular values of X; likewise for B and Y.
@@ -235,7 +235,7 @@ def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
 # All heads
 
 
-def _answer(weights: HeadWeights) -> Iterator[str]:
+def _write_answer(weights: HeadWeights) -> Iterator[str]:
     """Say which pair composes most above chance, and which head copies most."""
     names = weights.head_names
     # (Q K V, sender, receiver).
@@ -254,29 +254,29 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
             yield f"No head reads what another writes more than by chance. Nearest are {nearest}"
         yield _COMPOSITION_LINE
     copying = weights.table("heads")["copying"]
-    if np.isfinite(copying).any() and not _proxy_line(weights):
+    if np.isfinite(copying).any() and not _explain_proxy(weights):
         head = int(np.nanargmax(copying))
         yield f"{names[head]} copies most what it attends to: {fixed(copying[head], 2)} of 1"
 
 
-def _blocks_of_all(weights: HeadWeights) -> Iterator[Block]:
+def _yield_blocks_of_all(weights: HeadWeights) -> Iterator[Block]:
     """Yield rankings of pairs, of heads that copy and of heads that look back by position, then figures."""
-    yield _pairs(weights)
-    if not _proxy_line(weights):
-        yield from _copying(weights)
+    yield _rank_pairs(weights)
+    if not _explain_proxy(weights):
+        yield from _rank_copiers(weights)
     heads = weights.table("heads")
     # The heads that look at the previous token more than at others by position alone: their rows.
-    looks_back = heads["previous"] > heads.companion("previous", "baseline") + _ROUNDING
-    order = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MAX_LISTED]
+    looks_back = heads["previous"] > heads.companion("previous", "baseline") + _SHARE_TOLERANCE
+    order = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MAX_PER_LIST]
     if order:
         heading = "mean weight if position alone decided where heads look, 0 to 1"
         yield rank_heads(weights, ["previous", "first", "same"], order, heading=heading)
-    yield from _figures(weights)
+    yield from _draw_figures(weights)
 
 
-def _pairs(weights: HeadWeights) -> Block:
+def _rank_pairs(weights: HeadWeights) -> Block:
     """List the pairs that compose most by queries, keys or values, those farthest above chance first."""
-    links, expected = _strongest_links(weights)
+    links, expected = _find_strongest_links(weights)
     table = Table.of_arrays(
         (
             number("composition", range=(0, 1)),
@@ -299,7 +299,7 @@ def _pairs(weights: HeadWeights) -> Block:
     )
 
 
-def _strongest_links(weights: HeadWeights) -> tuple[list[GraphEdge], list[float]]:
+def _find_strongest_links(weights: HeadWeights) -> tuple[list[GraphEdge], list[float]]:
     """Return the pairs that compose most by queries, keys and values, and the composition that each has by chance."""
     names = weights.head_names
     # Both are (Q K V, sender, receiver).
@@ -308,7 +308,7 @@ def _strongest_links(weights: HeadWeights) -> tuple[list[GraphEdge], list[float]
     links = []
     expected_weights = []
     for index, letter in enumerate(INPUT_LETTERS):
-        for sender, receiver in weights.strongest(letter, _MAX_LISTED):
+        for sender, receiver in weights.strongest(letter, _MAX_PER_LIST):
             weight = float(composition[index, sender, receiver])
             if weight > 0:
                 links.append(GraphEdge(names[sender], names[receiver], INPUT_NAMES[letter], weight))
@@ -316,24 +316,24 @@ def _strongest_links(weights: HeadWeights) -> tuple[list[GraphEdge], list[float]
     return links, expected_weights
 
 
-def _copying(weights: HeadWeights) -> Iterator[Block]:
+def _rank_copiers(weights: HeadWeights) -> Iterator[Block]:
     """List the heads that copy what they attend to, and those that take it away."""
     heads = weights.table("heads")
     copying = heads["copying"]
-    reads, writes = _first_tokens(weights)
+    reads, writes = _list_first_tokens(weights)
     columns = [
-        WordsColumn("copying", _scores_with_stars(weights, "copying"), right=True),
+        WordsColumn("copying", _format_scores(weights, "copying"), right=True),
         WordsColumn("reads", reads, wraps=True),
         WordsColumn("writes", writes, wraps=True),
     ]
     # Heads without a path to the vocabulary have no score, and no place in this order.
     order = largest_first(copying)
     n_outside = int(weights.is_outside("copying").sum())
-    # One more random head would be below all N_DRAWS others with probability 1 / (N_DRAWS + 1), and above all as often.
-    n_by_chance = 2 / (N_DRAWS + 1) * len(heads)
+    # One more random head would be below all N_RANDOM_HEADS others with probability 1 / (N_DRAWS + 1), and above all as often.
+    n_by_chance = 2 / (N_RANDOM_HEADS + 1) * len(heads)
     note = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {n_by_chance:.0f}"
-    copiers = [row for row in order if copying[row] >= 0][:_MAX_LISTED]
-    removers = [row for row in reversed(order) if copying[row] < 0][:_MAX_LISTED]
+    copiers = [row for row in order if copying[row] >= 0][:_MAX_PER_LIST]
+    removers = [row for row in reversed(order) if copying[row] < 0][:_MAX_PER_LIST]
     if copiers:
         heading = "heads that copy what they attend to most"
         yield rank_heads(weights, columns, copiers, heading=heading, notes=[note])
@@ -342,7 +342,7 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
         yield rank_heads(weights, columns, removers, heading=heading)
 
 
-def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
+def _list_first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
     """Return the tokens that each head reads, and those that it writes for them, by its first singular direction.
 
     A head without directions has "".
@@ -358,7 +358,7 @@ def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
     return reads, writes
 
 
-def _scores_with_stars(weights: HeadWeights, name: str) -> list[str]:
+def _format_scores(weights: HeadWeights, name: str) -> list[str]:
     """Return the score of each head as text, with a star if it is beyond all random heads."""
     texts = []
     for score, is_outside in zip(weights.table("heads")[name], weights.is_outside(name), strict=True):
@@ -366,13 +366,13 @@ def _scores_with_stars(weights: HeadWeights, name: str) -> list[str]:
     return texts
 
 
-def _figures(weights: HeadWeights) -> Iterator[Block]:
+def _draw_figures(weights: HeadWeights) -> Iterator[Block]:
     """Draw a map of each score that any head has, and the strongest pairs as a graph."""
     heads, names = weights.table("heads"), weights.head_names
     columns = [name for name in ("copying", "matching", "previous") if np.isfinite(heads[name]).any()]
     for name in columns or ["copying"]:
         yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
-    links, _ = _strongest_links(weights)
+    links, _ = _find_strongest_links(weights)
     if links:
         yield Graph(
             printed="never",
@@ -381,7 +381,7 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
             layers=dict(zip(names, heads["layer"].tolist(), strict=True)),
             links=links,
             notes=[
-                f"the {amount(_MAX_LISTED, 'pair')} each that compose most by queries, keys and values above chance; "
+                f"the {amount(_MAX_PER_LIST, 'pair')} each that compose most by queries, keys and values above chance; "
                 "wider = a larger share; a line goes up from the head that writes to the head that reads"
             ],
         )
@@ -390,14 +390,14 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
 # One head
 
 
-def _blocks_of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
+def _yield_blocks_of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Yield the scores of one head, its singular directions, and the heads that it reads or that read it."""
     heads = weights.table("heads")
     # Scores beside the range of random heads.
     lines = []
     for name in ("copying", "matching"):
         _, mean, least, largest = (fixed(heads[name + suffix][row], 2) for suffix in SCORE_SUFFIXES)
-        score = _scores_with_stars(weights, name)[row]
+        score = _format_scores(weights, name)[row]
         lines.append(f"{name} {score}  random {mean} [{least}, {largest}]")
     # Where the head would look if tokens differed in their positions alone.
     shares = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in POSITION_SHARES)
@@ -407,12 +407,12 @@ def _blocks_of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
         f"by position alone: {shares}; the same token scores {fixed(abs(nats), 2)} nats {side} others"
     )
     yield Note(heading=weights.head_names[row], lines=lines)
-    yield from _directions(weights, row, "writes", "reads", "writes")
-    yield from _directions(weights, row, "seeks", "queries", "keys")
-    yield from _links_of(weights, row)
+    yield from _rank_directions(weights, row, "writes", "reads", "writes")
+    yield from _rank_directions(weights, row, "seeks", "queries", "keys")
+    yield from _list_partners(weights, row)
 
 
-def _directions(
+def _rank_directions(
     weights: HeadWeights, row: int, of: str, source_header: str, target_header: str
 ) -> Iterator[Block]:
     """Yield the singular directions of a head, if it has any; `of` is "writes" or "seeks", as in the table."""
@@ -433,7 +433,7 @@ def _directions(
     )
 
 
-def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
+def _list_partners(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Yield the heads that a head reads most, and those that read it most."""
     names = weights.head_names
     titles: list[str] = []
@@ -467,7 +467,7 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
 # Sentences
 
 
-def _proxy_line(weights: HeadWeights) -> str:
+def _explain_proxy(weights: HeadWeights) -> str:
     """Say why the tokens that a head writes are only a proxy; "" for a decoder with logits, where they are exact."""
     if weights.options.get("ends") == "static embeddings":
         return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a proxy"
@@ -476,14 +476,14 @@ def _proxy_line(weights: HeadWeights) -> str:
     return ""
 
 
-def _guide(weights: HeadWeights) -> Iterator[str]:
+def _explain_numbers(weights: HeadWeights) -> Iterator[str]:
     """Say how to read composition and copying."""
     yield (
         "composition: |X Y| / (|X| |Y|), 0 to 1, X what one head writes, Y what another reads; by chance: its mean for "
         "random directions with the same singular values"
     )
-    if not _proxy_line(weights) or weights.options.get("picked"):
+    if not _explain_proxy(weights) or weights.options.get("picked"):
         yield (
             "copying: 1 = what is attended to is written, −1 = it is taken away; * = beyond all of "
-            f"{N_DRAWS} random heads with the same singular values"
+            f"{N_RANDOM_HEADS} random heads with the same singular values"
         )

@@ -18,7 +18,7 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Floats, Table, count, text
 from attnscope.results.table import number as number_column
 
-MAX_PARTS = 12
+_MAX_DRAWN_PARTS = 12
 """Parts of the query, and of the key, that the figure shows one by one."""
 
 
@@ -134,20 +134,24 @@ class Why(Result):
 
     def report(self) -> Report:
         """Return the report: the score, the parts that add most to it, and the pairs of parts that do."""
-        answer = _answer(self)
-        blocks = [_parts(self), _pairs(self), _matrix(self)]
+        answer = _write_answer(self)
+        blocks = [_rank_parts(self), _rank_pairs(self), _draw_matrix(self)]
         return report_on(
-            self, [*answer, _strongest_parts(self)], blocks, _guide(self), subtitle=answer[-1]
+            self,
+            [*answer, _describe_strongest_parts(self)],
+            blocks,
+            _explain_numbers(self),
+            subtitle=answer[-1],
         )
 
 
-def _token(why: Why, side: str) -> str:
+def _format_token(why: Why, side: str) -> str:
     """Return the token and its number in the text; `side` is "query" or "key"."""
     score = why.score
     return f"{printable(score[f'{side}_token'])} (token {score[side]})"
 
 
-def _answer(why: Why) -> list[str]:
+def _write_answer(why: Why) -> list[str]:
     """Return the question, and a sentence that compares the score with the mean score of its query."""
     score = why.score
     n_later, n_earlier = score["masked_after"], score["masked_before"]
@@ -164,12 +168,12 @@ def _answer(why: Why) -> list[str]:
     side = "above" if why.excess >= 0 else "below"
     difference = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
-        f"why {why.name} attends from {_token(why, 'query')} to {_token(why, 'key')}",
+        f"why {why.name} attends from {_format_token(why, 'query')} to {_format_token(why, 'key')}",
         f"weight {weight(score['weight'])}: its score, before softmax, is {difference}",
     ]
 
 
-def _strongest_parts(why: Why) -> str:
+def _describe_strongest_parts(why: Why) -> str:
     """Name the largest term when the score is split by the parts of the query, and when by those of the key."""
     parts = why.table("parts")
     phrases = []
@@ -183,7 +187,7 @@ def _strongest_parts(why: Why) -> str:
     return f"split {'; split '.join(phrases)}"
 
 
-def _parts(why: Why) -> Ranking:
+def _rank_parts(why: Why) -> Ranking:
     """Rank the parts by how much they change the score, at the query or at the key, whichever is more."""
     parts = why.table("parts")
     magnitudes = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
@@ -198,7 +202,7 @@ def _parts(why: Why) -> Ranking:
     )
 
 
-def _pairs(why: Why) -> Ranking:
+def _rank_pairs(why: Why) -> Ranking:
     """Rank the 100 pairs of parts that change the score most, up or down."""
     names = why.table("parts")["part"]
     # (part of the query, part of the key).
@@ -221,20 +225,20 @@ def _pairs(why: Why) -> Ranking:
     )
 
 
-def _matrix(why: Why) -> Grid:
+def _draw_matrix(why: Why) -> Grid:
     """Return the pairs as a matrix: the strongest parts one by one, then all others as one part, then the sum.
 
     Rows are parts of the query, columns are parts of the key.
     """
     parts = why.table("parts")
-    rows, row_names = _strongest(parts, "query")
-    columns, column_names = _strongest(parts, "key")
+    rows, row_names = _select_strongest(parts, "query")
+    columns, column_names = _select_strongest(parts, "key")
     values = _fold_rows(why["pairs"], rows)
     # The columns are folded as rows of the transposed matrix.
     values = _fold_rows(values.T, columns).T
     return Grid(
         figure=f"why-{why.name}",
-        title=_answer(why)[0],
+        title=_write_answer(why)[0],
         printed="never",
         values=values,
         rows=row_names,
@@ -243,14 +247,14 @@ def _matrix(why: Why) -> Grid:
     )
 
 
-def _strongest(parts: Table, side: str) -> tuple[list[int], list[str]]:
+def _select_strongest(parts: Table, side: str) -> tuple[list[int], list[str]]:
     """Return the rows of the strongest parts of "query" or "key", in the order of the table, and their names.
 
     The names are those for `_fold_rows`: they include those of the two rows that it adds.
     """
-    strongest = sorted(largest_first(np.abs(parts[f"{side}_nats"]), MAX_PARTS))
+    strongest = sorted(largest_first(np.abs(parts[f"{side}_nats"]), _MAX_DRAWN_PARTS))
     names = parts["part"][strongest].tolist()
-    others = ["others"] if len(parts) > MAX_PARTS else []
+    others = ["others"] if len(parts) > _MAX_DRAWN_PARTS else []
     return strongest, [*names, *others, "sum"]
 
 
@@ -263,7 +267,7 @@ def _fold_rows(values: Floats, kept: Sequence[int]) -> Floats:
     return np.vstack([folded, folded.sum(0)])
 
 
-def _guide(why: Why) -> list[str]:
+def _explain_numbers(why: Why) -> list[str]:
     """Say how to read the numbers, and how exact their sum is."""
     with_bias = ""
     if not math.isnan(why.score["bias"]):

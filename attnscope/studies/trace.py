@@ -19,7 +19,7 @@ from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.stepwise import AttentionInputs
 from attnscope.errors import AttnscopeError, UsageError, require_close
 from attnscope.models.model import Model
-from attnscope.questions.trace import HEAD_STEPS, INPUTS, Trace, TraceOptions
+from attnscope.questions.trace import HEAD_STEP_AXES, INPUT_AXES, Trace, TraceOptions
 from attnscope.results.table import Table
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, find_position
@@ -130,7 +130,7 @@ def trace(
         "traced": Table.of_arrays(columns["traced"], query=traced),
     }
     for name, value in inputs.names().items():
-        if name in INPUTS:
+        if name in INPUT_AXES:
             grids[f"input_{name}"] = np.asarray(value)
     options = {
         "text": layer_run.text,
@@ -156,13 +156,13 @@ def _grids_of(
     by_step: dict[str, list[Array]] = {}
     for line, value in zip(lines, values, strict=True):
         # The keys and values of a head have no axis of queries.
-        is_of_keys = line.head is not None and HEAD_STEPS[line.name][0] == "keys"
+        is_of_keys = line.head is not None and HEAD_STEP_AXES[line.name][0] == "keys"
         if one_query and not is_of_keys:
             value = value[None]
         by_step.setdefault(line.name, []).append(value)
     grids: dict[str, Any] = {}
     for name, parts in by_step.items():
-        grids[name] = np.stack(parts) if name in HEAD_STEPS else parts[0]
+        grids[name] = np.stack(parts) if name in HEAD_STEP_AXES else parts[0]
     return grids
 
 

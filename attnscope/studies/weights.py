@@ -32,7 +32,7 @@ from attnscope.models.inside.stream import ResidualStream, stream_of
 from attnscope.models.model import Batch, Model
 from attnscope.questions.weights import (
     INPUT_LETTERS,
-    N_DRAWS,
+    N_RANDOM_HEADS,
     POSITION_SHARES,
     SCORE_SUFFIXES,
     HeadWeights,
@@ -178,7 +178,7 @@ class _Weights:
             "n_places": N_PLACES,
             # Centring takes away one dimension.
             "dimension": self._model.info.d_model - int(self._norms_centre),
-            "n_draws": N_DRAWS,
+            "n_draws": N_RANDOM_HEADS,
         }
         arrays: dict[str, NDArray[Any]] = {
             "composition": self._shares,
@@ -261,8 +261,8 @@ class _Weights:
             # Random heads of one d_head are drawn once for all layers, (draw, d_head, d_head).
             width = right_factor.shape[1]
             if (name, width) not in self._draws:
-                left = random_rows(N_DRAWS, width, len(core), self._seed).to(core)
-                right = random_rows(N_DRAWS, width, len(core), self._seed + 1).to(core)
+                left = random_rows(N_RANDOM_HEADS, width, len(core), self._seed).to(core)
+                right = random_rows(N_RANDOM_HEADS, width, len(core), self._seed + 1).to(core)
                 self._draws[name, width] = left @ core @ right.mT
             own, chance = scores_and_chance(right_factor, core, left_factor, self._draws[name, width])
             parts = (own, chance.mean(1), chance.amin(1), chance.amax(1))

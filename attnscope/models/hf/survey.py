@@ -28,7 +28,7 @@ from attnscope.errors import AttnscopeError, amount, parse_json
 from attnscope.models.files import file_sha256
 from attnscope.models.hf.parts import hidden_states, setting
 from attnscope.models.hf.seam import Plan, SeenAttention, implementation_for
-from attnscope.questions.maps import spans
+from attnscope.questions.maps import format_ranges
 from attnscope.results.storage import write_whole
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -340,7 +340,9 @@ def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[SeenA
             layer_notes.append(f"A sliding window of {attention.window - 1} tokens to either side")
         for note in layer_notes:
             layers_by_note.setdefault(note, []).append(layer)
-    notes = [f"{note} in {kind} layers {spans(noted)}." for note, noted in layers_by_note.items()]
+    notes = [
+        f"{note} in {kind} layers {format_ranges(noted)}." for note, noted in layers_by_note.items()
+    ]
     modules = {attention.module for attention in attentions}
     if len(modules) < len(layers) and None not in modules:
         notes.append(f"{len(layers)} {kind} layers share {amount(len(modules), 'set')} of weights.")
@@ -358,11 +360,13 @@ def _notes_on_gaps(
         to_pictures = absent & cross_layers
         if to_pictures:
             notes.append(
-                f"Layers {spans(sorted(to_pictures))} attend to pictures alone: without one they compute nothing."
+                f"Layers {format_ranges(sorted(to_pictures))} attend to pictures alone: without one they compute nothing."
             )
         if absent - to_pictures:
             attending = sorted({*present, *to_pictures})
-            notes.append(f"Only layers {spans(attending)} of {n_layers[kind]} have attention ({kind}).")
+            notes.append(
+                f"Only layers {format_ranges(attending)} of {n_layers[kind]} have attention ({kind})."
+            )
     return notes
 
 

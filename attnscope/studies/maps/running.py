@@ -20,7 +20,7 @@ from attnscope.host import require_memory
 from attnscope.models.info import ModelInfo, run_facts
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.maps import HeadMaps, MapPart, spans
+from attnscope.questions.maps import HeadMaps, MapPart, format_ranges
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from attnscope.studies.failures import make_nan_error
 from attnscope.studies.inputs.reading import Reading
@@ -117,7 +117,7 @@ def _outline_map(
         if is_needed:
             raise AttnscopeError(
                 f"{info.name} has no {kind}-attention in the layers and heads that are chosen",
-                f"it has layers {spans(known_layers)} of {n_heads} heads",
+                f"it has layers {format_ranges(known_layers)} of {n_heads} heads",
             )
         return None
     # Of all tokens, keep the queries after pictures, and the frames with sound.
@@ -278,7 +278,7 @@ def _without_empty_layers(attention: AttentionMap, by_layer: Mapping[int, Any]) 
     layers = tuple(layer for layer in attention.layers if layer in by_layer)
     if not layers:
         raise AttnscopeError(
-            f"no attention in layers {spans(attention.layers)}: this model has none there",
+            f"no attention in layers {format_ranges(attention.layers)}: this model has none there",
             "choose other layers",
         )
     return replace(attention, layers=layers)

@@ -28,7 +28,13 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.info import run_facts
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Model
-from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, PatchOptions, head_columns
+from attnscope.questions.patch import (
+    ATTRIBUTION_COLUMN,
+    LOGITS,
+    Patching,
+    PatchOptions,
+    make_head_columns,
+)
 from attnscope.results.table import Floats, Table
 from attnscope.studies.inputs.texts import Progress, ReportProgress, UnknownWords
 from attnscope.studies.patch.pairs import ReadPair, batches_of, read_pairs, spell_answer
@@ -330,13 +336,13 @@ class _Study:
 
     def _heads(self, averages: Measured, total: Floats, rows: NDArray[np.int64]) -> Table:
         """Return the table of heads, each with the values of its unit; `rows` has the unit of each head, (head,)."""
-        columns = head_columns(self._options.by, self._options.direction)
+        columns = make_head_columns(self._options.by, self._options.direction)
         # (unit,), then a row for each head of a unit.
         # The column of q-values has another name here than in the table of paths.
         values = _effects_and_shares(averages["effects"], total)
         values["effect_q"] = values.pop("q")
         if "estimated" in averages:
-            columns.append(ATTRIBUTION)
+            columns.append(ATTRIBUTION_COLUMN)
             values |= _columns("attribution", *pair_means(averages["estimated"]))
         units = [self._units[row] for row in rows]
         return Table.of_arrays(

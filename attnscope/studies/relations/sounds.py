@@ -38,7 +38,7 @@ from attnscope.corpus import Chunk, Corpus, CorpusText, Problem
 from attnscope.corpus.formats import json_object, name_problems, suffix_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.questions.relations import BEST, MIN_MASS, UPPER, Relations
+from attnscope.questions.relations import BY_BEST_HEADS, BY_UPPER_HALF, MIN_MASS, Relations
 from attnscope.report.wording import RECORDINGS
 from attnscope.results.table import Table
 from attnscope.results.tokens import Tokens
@@ -414,7 +414,7 @@ def _time_words(
     change, change_low, change_high = _median_interval(errors_s - errors_s[:, [-1]])
     return Table.of_arrays(
         Relations.TABLES["word_times"],
-        by=[BEST] * len(sizes) + [UPPER],
+        by=[BY_BEST_HEADS] * len(sizes) + [BY_UPPER_HALF],
         n_heads=[*sizes, len(upper)],
         median=median,
         median_low=median_low,

@@ -32,7 +32,7 @@ from attnscope.models.hf.senses.patch_places import (
 from attnscope.models.hf.senses.text_generator import Arguments, TextGenerator
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
-from attnscope.questions.places import SMALL, Picture
+from attnscope.questions.places import THUMBNAIL_SUFFIX, Picture
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 
@@ -213,7 +213,7 @@ class VisionLanguageReader(MediaReader):
             if n_before:
                 source += f" ({n_before + 1})"
             if pane.is_small:
-                source += SMALL
+                source += THUMBNAIL_SUFFIX
             area = area_of(self._colours(slope_pane), *output.sizes[pane.photo])
             size = photos[pane.photo].image.size
             pictures.append(Picture(self._colours(pane), cells.shape, source, size, cells, area))
