@@ -1,6 +1,8 @@
 """Change maps of weights: leave out keys, merge word pieces and patches, average heads. NumPy only.
 
-The maps (`questions.maps`) hold an array of weights, (layer, head, query, key), and what its axes stand for.
+The maps (`questions.maps.HeadMaps`) hold an array of weights, (layer, head, query, key), and the tokens along its last
+two axes. No function changes its input: each returns a copy. A *part* is a map cropped to some of its rows and columns;
+the field `part` then says where it lies in the whole map.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,72 +18,79 @@ from attnscope.questions.maps import M, MapPart
 from attnscope.questions.places import Picture
 
 MIN_ROW_SUM = 0.01
-"""The least sum of a row, after special tokens were left out, for the row to be shown."""
+"""The smallest sum of a row, after keys were left out, at which the row is still shown. Rows below it become zeros."""
 
 MEAN_NAME_PREFIX = "mean of "
-"""The beginning of the names that averaged heads get, such as "mean of 3 heads"."""
+"""The beginning of a mean's name, which stands in place of a head's name, such as "mean of 3 heads"."""
 
 MEAN_AXES: dict[str, tuple[int, ...]] = {"heads": (1,), "layers": (0,), "all": (0, 1)}
-"""The axes of (layer, head, query, key) that each kind of mean is taken over."""
+"""The axes to average, out of (layer, head, query, key), by the kind of mean."""
 
 
 def merge_weights(
     weights: NDArray[Any], query_groups: Sequence[Sequence[int]], key_groups: Sequence[Sequence[int]]
 ) -> NDArray[np.float32]:
-    """Return weights, (layer, head, query, key), of groups of tokens: summed over keys, averaged over queries.
+    """Return the weights between groups of tokens, such as words: summed over keys, averaged over queries.
 
-    Each list of groups holds all tokens in their order; a group holds consecutive ones.
+    Args:
+        weights: (layer, head, query, key).
+        query_groups: The token indices of each group. Together the groups hold every query once, in order, so a group
+            holds consecutive tokens.
+        key_groups: The same for keys.
     """
     first_queries = [group[0] for group in query_groups]
     first_keys = [group[0] for group in key_groups]
-    # (layer, head, query, word), then (layer, head, word, word).
+    # (layer, head, query, key group). `reduceat` sums from each group's first token up to the next group.
     summed = np.add.reduceat(weights.astype(np.float64), first_keys, axis=3)
-    # Empty rows do not count in the mean over the pieces of a word.
+    # (layer, head, query group, key group). Rows of zeros, which have no attention left, do not count in the mean.
     n_filled = np.add.reduceat(summed.any(-1), first_queries, axis=2, dtype=np.int64)
     means = np.add.reduceat(summed, first_queries, axis=2) / np.maximum(n_filled, 1)[..., None]
     return np.asarray(means, np.float32)
 
 
 def renormalise(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Return rows of weights, (..., key), from which keys were left out, each divided by its sum.
+    """Divide each row of weights by its sum, so that rows from which keys were left out sum to 1 again.
 
-    A row with a sum below MIN_ROW_SUM becomes zeros; NaN stays.
+    `weights` are (..., key). A row with a sum below MIN_ROW_SUM becomes zeros. NaN, of a missing head, stays NaN.
     """
-    exact = weights.astype(np.float64)
-    total = exact.sum(-1, keepdims=True)
-    # Rows that are not divided keep these values.
-    fallback = np.where(np.isnan(exact), np.nan, 0.0)
-    shares: NDArray[np.float64] = np.divide(exact, total, out=fallback, where=total >= MIN_ROW_SUM)
-    return shares
+    rows = weights.astype(np.float64)
+    row_sums = rows.sum(-1, keepdims=True)
+    # `divide` leaves these values in the rows that `where` excludes.
+    fallback = np.where(np.isnan(rows), np.nan, 0.0)
+    normalised_rows: NDArray[np.float64] = np.divide(
+        rows, row_sums, out=fallback, where=row_sums >= MIN_ROW_SUM
+    )
+    return normalised_rows
 
 
 def average_heads(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
-    """Return a map of means over heads, each (layer, head); an averaged axis has the size 1.
+    """Return a map of means over `heads`, each (layer, head). An averaged axis has the size 1.
 
-    `over` is "heads" (a mean for each layer), "layers" (one for each number of a head) or "all" (a single one).
+    `over` is "heads" (one mean per layer), "layers" (one mean per head number) or "all" (a single mean).
     """
-    # (layer, head)
+    # (layer, head): heads that are not shown do not count in a mean.
     is_shown = np.zeros(attention.values.shape[:2], bool)
     for pair in heads:
         is_shown[attention.place(*pair)] = True
-    # The places of layers and heads on their axes.
-    layer_places = np.flatnonzero(is_shown.any(1))
-    head_places = np.flatnonzero(is_shown.any(0))
-    # (layer, head, query, key), and which of these heads count, (layer, head, 1, 1).
-    chosen = np.ix_(layer_places, head_places)
-    block = attention.values[chosen]
-    is_counted = is_shown[chosen][..., None, None]
-    means = np.mean(block, axis=MEAN_AXES[over], dtype=np.float64, where=is_counted, keepdims=True)
-    # The layers that the means have, and the names that stand in the place of heads.
+    # Indices on the first two axes of the layers and heads of which anything is shown.
+    layer_indices = np.flatnonzero(is_shown.any(1))
+    head_indices = np.flatnonzero(is_shown.any(0))
+    block = np.ix_(layer_indices, head_indices)
+    # (shown layer, shown head, query, key)
+    weights = attention.values[block]
+    # (shown layer, shown head, 1, 1)
+    is_counted = is_shown[block][..., None, None]
+    means = np.mean(weights, axis=MEAN_AXES[over], dtype=np.float64, where=is_counted, keepdims=True)
+    # Means over layers are stored as layer 0. Means over heads get names, as no head number fits them.
     layers: tuple[int, ...] = (0,)
     if over == "heads":
-        layers = tuple(attention.layers[place] for place in layer_places)
+        layers = tuple(attention.layers[index] for index in layer_indices)
         names: tuple[str, ...] = (f"{MEAN_NAME_PREFIX}heads",)
     elif over == "layers":
-        names = tuple(attention.head_name(attention.heads[place]) for place in head_places)
+        names = tuple(attention.head_name(attention.heads[index]) for index in head_indices)
     else:
         names = (f"{MEAN_NAME_PREFIX}{amount(len(heads), 'head')}",)
-    # The weights are the first array of every class of maps.
+    # The first array of every class of maps holds the weights.
     changed: dict[str, Any] = {attention.ARRAYS[0]: np.asarray(means, np.float32)}
     return replace(
         attention,
@@ -98,72 +107,78 @@ def average_heads(attention: M, heads: Sequence[tuple[int, int]], over: str) -> 
 def merge_pictures(attention: M, pictures: Sequence[Picture]) -> M:
     """Merge the patches of each photo into one key, with the sum of their weights.
 
-    The tokens between the patches of a photo (ends of rows, marks of tiles) become one key more. In cross-attention
-    from words to pictures, all other keys become one, "elsewhere".
+    In self-attention, the tokens between the patches of a photo (ends of rows, marks of tiles) become a second key,
+    "marks of" the photo. In cross-attention from words to pictures, all keys that are no patch become one, "elsewhere".
     """
-    is_across = attention.kind == "cross"
+    is_cross = attention.kind == "cross"
     n_keys = len(attention.keys)
-    # Photo -> the keys of its patches. A photo may be cut into several pictures; cells without a patch are negative.
-    photos: dict[str, list[int]] = {}
+    # Key indices of the patches, by photo. A model may see one photo as several pictures, such as a small one of all of
+    # it and details. A cell of -1 is a patch without a token.
+    patches_by_photo: dict[str, list[int]] = {}
     for picture in pictures:
         assert picture.cells is not None
-        photos.setdefault(picture.photo, []).extend(picture.cells[picture.cells >= 0].tolist())
-    # Name of a new key -> the keys that become it.
-    merged = {**photos}
-    if is_across:
-        patches = list(chain(*photos.values()))
-        merged["elsewhere"] = np.setdiff1d(np.arange(n_keys), patches).tolist()
+        patches_by_photo.setdefault(picture.photo, []).extend(picture.cells[picture.cells >= 0].tolist())
+    # The key indices that are merged, by the name of the new key.
+    keys_by_name = {**patches_by_photo}
+    if is_cross:
+        patches = list(chain(*patches_by_photo.values()))
+        keys_by_name["elsewhere"] = np.setdiff1d(np.arange(n_keys), patches).tolist()
     else:
-        for photo, patches in photos.items():
+        for photo, patches in patches_by_photo.items():
             between = np.arange(min(patches), max(patches))
-            merged[f"marks of {photo}"] = np.setdiff1d(between, patches).tolist()
-    # For each key the first one of its group, (key,); a key that stays is a group by itself.
-    first_of = np.arange(n_keys)
-    names = {}
-    for name, group in merged.items():
+            keys_by_name[f"marks of {photo}"] = np.setdiff1d(between, patches).tolist()
+    # The first key of each key's group, (key,). A key that is not merged is a group by itself.
+    group_first_key = np.arange(n_keys)
+    name_by_first_key = {}
+    for name, group in keys_by_name.items():
         if group:
-            names[min(group)] = name
-            first_of[group] = min(group)
-    # The first key of each group, (group,), and the group of each key, (key,).
-    firsts, group_of = np.unique(first_of, return_inverse=True)
-    n_groups = len(firsts)
-    labels = tuple(names.get(first, attention.keys.labels[first]) for first in firsts.tolist())
-    # Weights, (layer, head, query, key), summed by group.
-    order = np.argsort(group_of, kind="stable")
-    starts = np.searchsorted(group_of[order], np.arange(n_groups))
-    weights = np.add.reduceat(attention.values[..., order], starts, axis=3, dtype=np.float64)
+            name_by_first_key[min(group)] = name
+            group_first_key[group] = min(group)
+    # `unique` numbers the groups in the order of their first keys: (group,), and the group of each key, (key,).
+    first_keys, group_of = np.unique(group_first_key, return_inverse=True)
+    n_groups = len(first_keys)
+    labels = tuple(
+        name_by_first_key.get(first, attention.keys.labels[first]) for first in first_keys.tolist()
+    )
+    # Sort keys by group, so that `reduceat` can sum each group's run of keys: (layer, head, query, group).
+    keys_by_group = np.argsort(group_of, kind="stable")
+    group_starts = np.searchsorted(group_of[keys_by_group], np.arange(n_groups))
+    weights = np.add.reduceat(
+        attention.values[..., keys_by_group], group_starts, axis=3, dtype=np.float64
+    )
     part = attention.part
     if part is not None:
         first_query, _, n_queries, _ = part
-        if not is_across:
-            # Queries are keys too, and are counted by groups. Of a part without rows, `first_query` is n_keys.
+        if not is_cross:
+            # In self-attention the whole map's rows are the keys, so they are counted by groups. In a part without rows
+            # `first_query` may be n_keys, one beyond the last key.
             first_query = int(group_of[min(first_query, n_keys - 1)])
             n_queries = n_groups
         part = MapPart(first_query, 0, n_queries, n_groups)
     changed: dict[str, Any] = {attention.ARRAYS[0]: weights.astype(np.float32)}
-    keys = replace(attention.keys.take(firsts), labels=labels)
+    keys = replace(attention.keys.take(first_keys), labels=labels)
     return replace(attention, **changed, keys=keys, part=part)
 
 
 def fill_missing_rows(attention: M, maps: Sequence[M]) -> M:
-    """Return a part of a map with empty rows for the missing queries: so a word has the same row in all maps.
+    """Return a cropped map with rows of zeros for its missing queries, so that a token has the same row in all maps.
 
-    `maps` are all maps of the record. A part of cross-attention whose queries are the keys of none of them is taken as
-    whole.
+    `maps` are all maps of the same result. A crop of cross-attention takes the labels of its missing queries from the
+    self-attention map that has them as keys. If no map has them, the crop counts as a whole map.
 
     Raises:
-        AttnscopeError: The part lacks some of the keys.
+        AttnscopeError: The crop lacks some of the keys.
     """
     if attention.part is None:
         return attention
     first_query, first_key, n_queries, n_keys = attention.part
-    # In self-attention, queries are the same tokens as keys.
+    # In self-attention the queries of the whole map are the same tokens as its keys.
     queries = attention.keys
     if attention.kind == "cross":
-        same_length = [m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries]
-        if not same_length:
+        candidates = [m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries]
+        if not candidates:
             return replace(attention, part=None)
-        queries = same_length[0]
+        queries = candidates[0]
     rows = slice(first_query, first_query + len(attention.queries))
     if first_key or len(attention.keys) != n_keys or queries.labels[rows] != attention.queries.labels:
         raise AttnscopeError("a part of a map with some of its keys has no page", "leave out --cols")
@@ -175,14 +190,15 @@ def fill_missing_rows(attention: M, maps: Sequence[M]) -> M:
 
 
 def yield_largest_pairs(weights: NDArray[Any], n_largest: int) -> Iterator[tuple[int, ...]]:
-    """Yield (query, key) of each query's largest weights, the largest first; 0 = all pairs, in the order of keys.
+    """Yield the pairs (query, key) of each query's `n_largest` largest weights, the largest first.
 
-    `weights` are those of one head, (query, key).
+    With `n_largest` 0, yield all pairs in the order of keys. `weights` are of one head, (query, key).
     """
     if not n_largest:
         yield from np.ndindex(weights.shape)
         return
-    order = np.argsort(-weights, axis=1, kind="stable")[:, :n_largest]
-    for query, keys in enumerate(order.tolist()):
+    # (query, n_largest): indices of keys.
+    largest_keys = np.argsort(-weights, axis=1, kind="stable")[:, :n_largest]
+    for query, keys in enumerate(largest_keys.tolist()):
         for key in keys:
             yield query, key

@@ -1,7 +1,10 @@
-"""Hold the maps of heads, exact or pooled: which heads they have, how these are chosen, and how files keep them.
+"""Hold the attention maps of heads, exact or pooled: which heads they have, how to select heads, how files store them.
 
-A result has a text and one map per kind of attention. In files it is tables and arrays, as every result. Those of its
-first map have plain names, such as `heads`; those of a further one end in its kind, such as `heads:cross`.
+A `MapsResult` has a text and one `HeadMaps` per kind of attention; a variable `attention` below is one `HeadMaps`.
+"This record" in messages is the result. A file stores the result as named tables and arrays. The first `HeadMaps` uses
+plain names, such as `heads`; each further one appends its kind, such as `heads:cross`.
+
+A *whole* map has all queries and keys of its inputs; a *part* is cropped to some of them, for example by `--rows`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,15 +20,16 @@ from attnscope.results.table import HEADS, Table, count, text
 from attnscope.results.tokens import TOKENS, Tokens, tokens_of, tokens_table
 
 KINDS = ("encoder", "decoder", "cross")
-"""The kinds of attention; they become part of file names."""
+"""The kinds of attention. They become part of file names."""
 
 ROLLOUT = "rollout"
-"""The kind of maps that follow tokens through all layers; no attention of the model itself."""
+"""The `kind` of attention-rollout maps, which follow tokens through all layers: no attention of the model itself."""
 
 LINK_COLUMNS = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
-"""The columns of a weight between two tokens, in CSV and JSON."""
+"""The columns of a link, which is one attention weight between two tokens, in CSV and JSON."""
 
 MAP_TABLES: Mapping[str, Any] = {
+    # One row of facts per `HeadMaps`. The last four columns are -1 if the map is not cropped; see `MapPart`.
     "maps": (
         text("kind", "kind of attention: encoder, decoder, cross or rollout"),
         count("n_layers", "how many layers of this kind the model has", range=(1, None)),
@@ -42,6 +46,7 @@ MAP_TABLES: Mapping[str, Any] = {
         count("whole_queries", "queries of the whole map; -1 = it is the whole", range=(-1, None)),
         count("whole_keys", "keys of the whole map; -1 = it is the whole", range=(-1, None)),
     ),
+    # `name` labels a mean or a rollout, such as "mean attention", which takes the place of a head.
     "heads": (
         *HEADS,
         text("name", "what stands in the place of a head is called; empty = it is a head"),
@@ -49,15 +54,15 @@ MAP_TABLES: Mapping[str, Any] = {
     "queries": TOKENS,
     "keys": TOKENS,
 }
-"""The columns of the tables that every result of maps has."""
+"""The columns of the tables that every result of maps has. Subclasses declare their `TABLES` from these."""
 
 
 class MapPart(NamedTuple):
-    """Hold which rows and columns of a whole map a part has: those from its first query and its first key on.
+    """Locate a cropped map in the whole map: its top left corner, and the size of the whole map.
 
     Attributes:
-        first_query: The row of the whole map that is the part's first one.
-        first_key: The column of the whole map that is the part's first one.
+        first_query: The row of the whole map at which the cropped map begins.
+        first_key: The column of the whole map at which the cropped map begins.
         whole_queries: How many queries the whole map has.
         whole_keys: How many keys the whole map has.
     """
@@ -73,18 +78,21 @@ class HeadMaps:
     """Hold the maps of the heads of one kind of attention.
 
     Attributes:
-        ARRAYS: The names of its arrays, of which the first holds the maps. They are (layer, head, ...), in the order of
-            `layers` and `heads`; NaN where a layer has no such head.
-        kind: "encoder", "decoder" (its own), or "cross" (a decoder's on the encoder).
+        ARRAYS: The names of the fields that hold arrays, set by each subclass. The first one holds the maps, such as
+            "weights" or "cells". Arrays are (layer, head, ...), in the order of `layers` and `heads`. Where a layer
+            lacks a head that another layer has, the array is NaN.
+        kind: "encoder", "decoder" (its self-attention), "cross" (from a decoder to the encoder), or ROLLOUT.
         layers: Numbers of the layers in the arrays, from 0.
         heads: Numbers of the heads in the arrays, from 0.
         queries: The tokens that attend, row by row.
-        keys: The tokens that are attended to, column by column; `queries` itself but for cross-attention.
+        keys: The tokens that are attended to, column by column. In whole maps of self-attention this is the same object
+            as `queries`: code tests `keys is queries`.
         n_layers: How many layers of this kind the model has.
         n_heads: How many heads a layer has (the most, where layers differ).
         n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
-        part: Which part of a whole map this is; None = it is the whole.
-        head_names: Names of what the maps have in place of heads, such as "mean attention"; empty = they have heads.
+        part: Where this map lies in the whole map; None = it is the whole map.
+        head_names: Labels of means or rollouts that the maps have in place of heads, such as "mean attention", in the
+            order of `heads`. Empty = the maps are of real heads.
     """
 
     ARRAYS: ClassVar[tuple[str, ...]]
@@ -107,29 +115,30 @@ class HeadMaps:
 
     @property
     def origin(self) -> tuple[int, int]:
-        """Return where the map begins in the whole map: the row and the column of its first query and its first key."""
+        """Return the offset of the map within the whole map: (first query, first key); (0, 0) if it is not cropped."""
         return (0, 0) if self.part is None else self.part[:2]
 
     def head_name(self, head: int) -> str:
-        """Return what a head is called, such as H1."""
+        """Return the label of a head number, such as "H1", or its label in `head_names`."""
         return self.head_names[self.heads.index(head)] if self.head_names else f"H{head}"
 
     def name_of(self, layer: int, head: int) -> str:
-        """Return what a head of a layer is called, such as L3H1."""
+        """Return the label of a head of a layer, such as "L3H1" or "L3 mean attention"."""
         if not self.head_names:
             return f"L{layer}H{head}"
+        # A mean over layers is stored as a single layer, whose number means nothing.
         return self.head_name(head) if self.n_layers == 1 else f"L{layer} {self.head_name(head)}"
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Return each of its layers with each of its heads, (layer, head), even if the layer has no such head."""
+        """Return every combination (layer, head) of `layers` and `heads`, even if the layer lacks the head."""
         return [(layer, head) for layer in self.layers for head in self.heads]
 
     def place(self, layer: int, head: int) -> tuple[int, int]:
         """Return the indices of a head on the first two axes of the arrays.
 
         Raises:
-            AttnscopeError: They do not hold this head.
+            AttnscopeError: The number of the layer or of the head is not among `layers` or `heads`.
         """
         if layer in self.layers and head in self.heads:
             return self.layers.index(layer), self.heads.index(head)
@@ -143,7 +152,7 @@ class HeadMaps:
         return np.asarray(self.values[self.place(layer, head)])
 
     def exists(self, layer: int, head: int) -> bool:
-        """Return whether this head is held; where a layer lacks one, its map is NaN."""
+        """Return whether the maps include this head. The map of a head that its layer lacks is NaN; no other has NaN."""
         return (
             layer in self.layers
             and head in self.heads
@@ -151,7 +160,7 @@ class HeadMaps:
         )
 
     def tables(self) -> dict[str, Table]:
-        """Return its tables, by name."""
+        """Return the tables `heads`, `queries` and `keys` that files store, by name."""
         pairs = self.pairs
         names = self.head_names or ("",) * len(self.heads)
         heads = Table.of_arrays(
@@ -159,13 +168,13 @@ class HeadMaps:
             kind=[self.kind] * len(pairs),
             layer=[layer for layer, _ in pairs],
             head=[head for _, head in pairs],
-            # Every layer has the same names.
+            # `pairs` goes through all heads of a layer before the next layer, so the names repeat per layer.
             name=names * len(self.layers),
         )
         return {"heads": heads, "queries": tokens_table(self.queries), "keys": tokens_table(self.keys)}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return its arrays by name, with the rows of its table of heads as the first axis."""
+        """Return the arrays that files store, by name: their first axis is the rows of the table `heads`."""
         arrays = {}
         for name in self.ARRAYS:
             # (layer, head, ...) becomes (row, ...).
@@ -174,7 +183,10 @@ class HeadMaps:
         return arrays
 
     def table_row(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return its row of the table of maps, which has columns of these names; -1 stands for no part."""
+        """Return the row of the table `maps` for this kind, a value for each of the columns `names`.
+
+        The four columns of `MapPart` are -1 if the map is not cropped.
+        """
         part = dict(zip(MapPart._fields, self.part or (-1, -1, -1, -1), strict=True))
         return {name: part[name] if name in part else getattr(self, name) for name in names}
 
@@ -186,15 +198,16 @@ class HeadMaps:
         tables: Mapping[str, Table],
         arrays: Mapping[str, NDArray[Any]],
     ) -> Self:
-        """Return the maps of one kind again.
+        """Rebuild the maps of one kind from the contents of a file.
 
         Args:
-            row: What `table_row` returned.
-            texts: The text and the second text of its queries, and those of its keys.
-            tables: What `tables` returned.
-            arrays: What `arrays` returned.
+            row: The row that `table_row` wrote.
+            texts: ((text, second text), (text, second text)) of the queries and of the keys; second text: the other
+                segment of a text pair, or None.
+            tables: The tables that `tables` wrote.
+            arrays: The arrays that `arrays` wrote.
         """
-        # The table has a row for each head of the first layer, then for each of the next.
+        # The table has a row for each head of the first layer, then for each head of the next layer.
         table = tables["heads"]
         layers = tuple(dict.fromkeys(table["layer"].tolist()))
         heads = tuple(dict.fromkeys(table["head"].tolist()))
@@ -204,13 +217,14 @@ class HeadMaps:
         keys = tokens_of(tables["keys"], *key_texts)
         part = MapPart(*(row.pop(name) for name in MapPart._fields))
         is_part = part.first_query >= 0
-        # In whole self-attention both sides are one object.
+        # In whole maps of self-attention, `keys is queries` has to hold again.
         if row["kind"] != "cross" and not is_part and keys.labels == queries.labels:
             keys = queries
         # (row, ...) becomes (layer, head, ...).
         fields: dict[str, Any] = {}
         for name in cls.ARRAYS:
             values = arrays[name]
+            # Files store 16 bits to be small; computing takes 32. Only indices of tokens are integers.
             dtype = np.float32 if values.dtype.kind == "f" else np.int32
             shape = (len(layers), len(heads), *values.shape[1:])
             fields[name] = values.astype(dtype, copy=False).reshape(shape)
@@ -227,7 +241,8 @@ class HeadMaps:
 
     def __repr__(self) -> str:
         shape = self.values.shape
-        return f"{type(self).__name__}({self.kind}, layers {format_ranges(self.layers)}, heads {format_ranges(self.heads)}, {shape})"
+        heads = f"layers {format_ranges(self.layers)}, heads {format_ranges(self.heads)}"
+        return f"{type(self).__name__}({self.kind}, {heads}, {shape})"
 
 
 M = TypeVar("M", bound=HeadMaps)
@@ -235,21 +250,27 @@ M = TypeVar("M", bound=HeadMaps)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MapsResult(Result, Generic[M]):
-    """Hold the attention maps of the chosen heads of a model on one text, exact or pooled.
+    """Hold the attention maps of some heads of a model on one text, exact or pooled.
+
+    Heads are selected in two ways. `only` sets `picked`: it marks the heads to show, and keeps all arrays. `block` cuts
+    the arrays down to some layers and heads.
 
     Attributes:
-        MAPS: The class of its maps.
-        FIELDS: Names of fields that a subclass adds, if their values are plain JSON.
+        MAPS: The subclass of `HeadMaps` that `maps` has.
+        FIELDS: Names of fields that a subclass adds and whose values are plain JSON.
+        COMPRESSED: Whether `.npz` files are compressed.
         text: The text as given.
-        maps: The attention, one map per kind: one for encoders and for decoders; encoder, decoder and cross for both.
-        picked: The heads to show, (layer, head), where single ones were asked for; None = all in the maps.
+        maps: One `HeadMaps` per kind of attention. Encoders and decoders have one. Encoder-decoders have three:
+            encoder, decoder and cross.
+        picked: The heads to show, (layer, head), if the user picked single heads; None = all heads in the maps.
     """
 
     MAPS: ClassVar[Any]
     FIELDS: ClassVar[tuple[str, ...]] = ()
     COMPRESSED: ClassVar[bool] = False
 
-    # Computed from the maps.
+    # The fields of `Result`, which `__post_init__` fills from the maps: facts about the texts (none, for one text),
+    # settings, tables and arrays by name.
     corpus: Mapping[str, Any] = field(init=False)
     options: Mapping[str, Any] = field(init=False)
     tables: Mapping[str, Table] = field(init=False)
@@ -265,17 +286,18 @@ class MapsResult(Result, Generic[M]):
         names = [column.name for column in columns]
         tables["maps"] = Table.of(columns, [attention.table_row(names) for attention in self.maps])
         for index, attention in enumerate(self.maps):
-            # Tables and arrays of the first map have plain names.
+            # The first map has plain names, further maps append their kind.
             suffix = f":{attention.kind}" if index else ""
             for name, table in attention.tables().items():
                 tables[f"{name}{suffix}"] = table
             for name, array in attention.arrays().items():
                 grids[f"{name}{suffix}"] = array
         options |= {name: getattr(self, name) for name in ("text", "picked", *self.FIELDS)}
+        # Per map: [text, second text of a pair or None] of the queries, then of the keys.
         options["texts"] = [[[side.text, side.pair] for side in (m.queries, m.keys)] for m in self.maps]
         contents = {"corpus": {}, "options": options, "tables": tables, "grids": grids}
         for name, value in contents.items():
-            # The class is frozen, so a plain assignment is refused.
+            # A frozen dataclass refuses a plain assignment.
             object.__setattr__(self, name, value)
 
     # Heads
@@ -286,26 +308,26 @@ class MapsResult(Result, Generic[M]):
         return len(self.maps) > 1
 
     def chosen(self, attention: M) -> tuple[tuple[int, int], ...]:
-        """Return the heads of a map to show, (layer, head): those picked, as they were picked; else all of them."""
+        """Return the heads of a map to show, (layer, head): the picked heads in their order, or else all heads."""
         wanted = self.picked or attention.pairs
         return tuple(pair for pair in wanted if attention.exists(*pair))
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the same, showing only these heads, (layer, head).
+        """Return a copy that shows only these heads, (layer, head). It keeps the arrays of all heads.
 
         Raises:
-            AttnscopeError: It does not hold one of them.
+            AttnscopeError: The result lacks one of them.
         """
         if not picked:
             raise AttnscopeError("no head is chosen")
         for layer, head in picked:
             if not any(attention.exists(layer, head) for attention in self.maps):
-                # It raises the error that says which heads there are.
+                # Called for its error, which lists the heads that the first map has.
                 self.maps[0].place(layer, head)
         return replace(self, picked=tuple(dict.fromkeys(picked)))
 
     def block(self, layers: Collection[int], heads: Collection[int]) -> Self:
-        """Return the same with these layers and heads alone, and all of them shown; maps without any are left out.
+        """Return a copy cut down to these layers and heads, all of which it shows. Drop maps that have none of them.
 
         Raises:
             AttnscopeError: No map has any of them.
@@ -313,18 +335,18 @@ class MapsResult(Result, Generic[M]):
         maps = []
         for attention in self.maps:
             # The indices of layers and heads on the first two axes of arrays.
-            layer_places = np.flatnonzero(np.isin(attention.layers, [*layers]))
-            head_places = np.flatnonzero(np.isin(attention.heads, [*heads]))
-            if layer_places.size and head_places.size:
-                block = np.ix_(layer_places, head_places)
+            layer_indices = np.flatnonzero(np.isin(attention.layers, [*layers]))
+            head_indices = np.flatnonzero(np.isin(attention.heads, [*heads]))
+            if layer_indices.size and head_indices.size:
+                block = np.ix_(layer_indices, head_indices)
                 fields: dict[str, Any] = {}
                 for name in attention.ARRAYS:
                     fields[name] = getattr(attention, name)[block]
-                fields["layers"] = tuple(attention.layers[place] for place in layer_places)
-                fields["heads"] = tuple(attention.heads[place] for place in head_places)
+                fields["layers"] = tuple(attention.layers[index] for index in layer_indices)
+                fields["heads"] = tuple(attention.heads[index] for index in head_indices)
                 maps.append(replace(attention, **fields))
         if not maps:
-            # It raises the error that says which heads there are; no layer and no head has the number -1.
+            # Called for its error, which lists the heads that the first map has; -1 is the number of no layer or head.
             self.maps[0].place(min(layers, default=-1), min(heads, default=-1))
         return replace(self, maps=tuple(maps), picked=None)
 
@@ -332,7 +354,7 @@ class MapsResult(Result, Generic[M]):
         """Return the map of a kind of attention: "encoder", "decoder" or "cross"; None = the first.
 
         Raises:
-            AttnscopeError: There is none of that kind.
+            AttnscopeError: The model has no attention of that kind.
         """
         for attention in self.maps:
             if kind in (None, attention.kind):
@@ -347,33 +369,34 @@ class MapsResult(Result, Generic[M]):
         Args:
             layer: Number of the layer in the model, from 0.
             head: Number of the head, from 0.
-            kind: "encoder", "decoder" or "cross"; None = that of the first map.
+            kind: "encoder", "decoder" or "cross"; None = the kind of the first map.
 
         Raises:
-            AttnscopeError: It does not hold this head.
+            AttnscopeError: The map lacks this head.
         """
         return self.map(kind).of(layer, head)
 
     # Tables
 
     def extra_contents(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return the tables, arrays and options that a subclass has beside those of maps."""
+        """Return further tables, arrays and options, by name, for a subclass to store in files."""
         return {}, {}, {}
 
     @classmethod
     def read_extra(cls, stored: Result) -> dict[str, Any]:
-        """Return the fields of the class again from what `extra_contents` returned."""
+        """Return the fields of a subclass, by name, from the contents that `extra_contents` stored."""
         return {}
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], archive: Mapping[str, Any]) -> Self:
-        """Return the result again from what `describe` and `arrays` returned; damage raises any kind of error."""
+        """Rebuild the result from the JSON header and the arrays of a file. Damage raises any kind of error."""
         stored = Result.rebuild(described, archive)
+        # Refuse tables and arrays that the class does not declare, or that lack columns.
         cls.require_declared(stored.tables, stored.grids)
         options = stored.options
         maps = []
         for index, row in enumerate(stored.tables["maps"].as_dicts()):
-            # Tables and arrays of the first map have plain names.
+            # The same names as in `__post_init__`.
             suffix = f":{row['kind']}" if index else ""
             tables = {name: stored.tables[f"{name}{suffix}"] for name in ("heads", "queries", "keys")}
             arrays = {name: stored.grids[f"{name}{suffix}"] for name in cls.MAPS.ARRAYS}
@@ -389,7 +412,7 @@ class MapsResult(Result, Generic[M]):
         )
 
     def require_whole(self) -> None:
-        """Refuse a result that has no maps, shows none of its heads, or has tokens that cannot be shown."""
+        """Refuse a damaged result: no maps, two of a kind, an unknown kind, damaged tokens, or no head to show."""
         super().require_whole()
         for attention in self.maps:
             attention.queries.require_whole()
@@ -405,10 +428,11 @@ class MapsResult(Result, Generic[M]):
         if self.picked is not None and not any(self.chosen(attention) for attention in self.maps):
             raise ValueError("it shows none of its heads")
 
-    # A notebook would show HTML rather than the picture.
+    # Notebooks prefer HTML to a picture, so this switches the HTML of `Result` off.
     _repr_html_ = None  # type: ignore[assignment]
 
     def _repr_png_(self) -> bytes:
+        # The kind of result knows, by the name "glance", the function that draws its first figure as PNG.
         return bytes(self.record_kind().resolve("glance")(self))
 
     def __repr__(self) -> str:
@@ -417,16 +441,16 @@ class MapsResult(Result, Generic[M]):
 
 
 def tuples_of_lists(value: Any) -> Any:
-    """Return a JSON value with its lists turned into tuples."""
+    """Return a JSON value with its lists turned into tuples, as the fields of frozen classes have them."""
     if isinstance(value, dict):
         return {key: tuples_of_lists(item) for key, item in value.items()}
     return tuple(map(tuples_of_lists, value)) if isinstance(value, list) else value
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as people write them: (0, 1, 2, 5) is "0-2,5"."""
+    """Format numbers as ranges: (0, 1, 2, 5) becomes "0-2,5"."""
     ordered = np.unique(np.array(numbers, np.int64))
-    # Runs of consecutive numbers.
+    # Split where the next number is not consecutive.
     runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
     ends = [(run[0], run[-1]) for run in runs if len(run)]
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ends)
@@ -438,16 +462,22 @@ def choose_heads(
     layers: Collection[int] | None,
     heads: Collection[int] | None,
 ) -> Any:
-    """Return a record that shows the single heads of `pick`, else these heads of these layers; None = all.
+    """Return a copy of a result that shows the single heads of `pick`, or else these heads in these layers.
+
+    Args:
+        record: A `MapsResult`, or another result with a table `heads`.
+        pick: Single heads, (layer, head). If given, `layers` and `heads` do not count.
+        layers: Numbers of layers; None = all layers.
+        heads: Numbers of heads; None = all heads.
 
     Raises:
-        AttnscopeError: It does not hold one of them.
+        AttnscopeError: The result lacks one of them.
     """
     if pick is not None:
         return record.only(pick)
     if layers is None and heads is None:
         return record
-    # The heads that the record holds, (layer, head): of maps, or as rows of a table.
+    # The heads that the result has, (layer, head). Only a `MapsResult` has maps, which `block` can cut.
     maps = getattr(record, "maps", None)
     if maps is None:
         pairs = record.table("heads").layer_heads
@@ -466,14 +496,20 @@ def choose_heads(
     return record.only(picked)
 
 
-def _require_numbers(what: str, wanted: Collection[int] | None, held: set[int]) -> Collection[int]:
-    """Return the wanted numbers of layers or heads, None = all that are held; refuse those that are not held."""
+def _require_numbers(noun: str, wanted: Collection[int] | None, known: set[int]) -> Collection[int]:
+    """Return the wanted numbers of layers or heads, or all that the result has if `wanted` is None.
+
+    Args:
+        noun: "layer" or "head", for the message.
+        wanted: The numbers to check; a number that the result lacks is refused.
+        known: The numbers that the result has.
+    """
     if wanted is None:
-        return held
-    missing = sorted({*wanted} - held)
+        return known
+    missing = sorted({*wanted} - known)
     if missing:
         raise AttnscopeError(
-            f"there is no {what} {missing[0]} in this record",
-            f"it holds {what}s {format_ranges([*held])}",
+            f"there is no {noun} {missing[0]} in this record",
+            f"it holds {noun}s {format_ranges([*known])}",
         )
     return wanted

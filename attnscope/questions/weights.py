@@ -146,7 +146,7 @@ class HeadWeights(Result):
 
     @property
     def expected(self) -> Floats:
-        """Return the composition that random directions would have, (Q K V, sender, receiver); see `expected_composition`."""
+        """Return the mean composition of random directions, (Q K V, sender, receiver); see `expected_composition`."""
         return expected_composition(
             self["sender_spread"], self["receiver_spread"], int(self.options["dimension"])
         )

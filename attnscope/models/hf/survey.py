@@ -360,7 +360,8 @@ def _notes_on_gaps(
         to_pictures = absent & cross_layers
         if to_pictures:
             notes.append(
-                f"Layers {format_ranges(sorted(to_pictures))} attend to pictures alone: without one they compute nothing."
+                f"Layers {format_ranges(sorted(to_pictures))} attend to pictures alone: "
+                "without one they compute nothing."
             )
         if absent - to_pictures:
             attending = sorted({*present, *to_pictures})
