@@ -152,7 +152,7 @@ class HeadMaps:
         return np.asarray(self.values[self.place(layer, head)])
 
     def exists(self, layer: int, head: int) -> bool:
-        """Return whether the maps include this head. The map of a head that its layer lacks is NaN; no other has NaN."""
+        """Return whether the maps include this head. A head that its layer lacks is NaN, no other is."""
         return (
             layer in self.layers
             and head in self.heads
@@ -224,7 +224,7 @@ class HeadMaps:
         fields: dict[str, Any] = {}
         for name in cls.ARRAYS:
             values = arrays[name]
-            # Files store 16 bits to be small; computing takes 32. Only indices of tokens are integers.
+            # Whatever width a file has, fields have 32 bits. Arrays that are not floats are token indices.
             dtype = np.float32 if values.dtype.kind == "f" else np.int32
             shape = (len(layers), len(heads), *values.shape[1:])
             fields[name] = values.astype(dtype, copy=False).reshape(shape)

@@ -1,4 +1,10 @@
-"""Declare the options and the result of patching, which finds the heads that carry a behaviour."""
+"""Declare the options and the result of activation patching, which finds the heads that carry a behaviour.
+
+A pair of texts has a right and a wrong answer: the model answers the clean text right, and the corrupt text wrong.
+Patching runs the model on one text of the pair, and gives one head an activation from the run on the other text. The
+effect is the change of the logit difference: logit of the right answer - logit of the wrong one. `studies.patch` does
+the runs.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +22,15 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
 
 LOGITS = "logits"
-"""The receiver of a path from a head straight to the logits, past all other heads."""
+"""The receiver in a path that leads from a head straight to the logits, bypassing all other heads."""
 
 _MAX_DRAWN_PATHS = 24
-"""How many paths the graph shows at most."""
+"""The most paths that the graph shows."""
 
 _MAX_Q = 0.05
-"""The largest false discovery rate at which the answer takes an effect for more than chance."""
+"""Effects with a q-value above this are reported as possibly due to chance."""
 
-# A column of the table of heads, which only attribution patching adds.
+# A further column of the table `heads`, added only by attribution patching: gradient * (source - patched activation).
 ATTRIBUTION_COLUMN = number(
     "attribution",
     "the effect to first order: gradient times difference",
@@ -75,17 +81,22 @@ class PatchOptions:
     choice: Choice = group(Choice)
 
     def require(self) -> None:
-        """Refuse paths together with other patched values than z: a path begins at a head's output."""
+        """Refuse path patching with any other patched value than z, since a path begins at a head's output."""
         if self.paths is not None and self.by != "z":
             raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")
 
 
 class Patching(Result):
-    """Hold the changes of the logit difference, right - wrong, when heads take values from another run.
+    """Hold the changes of the logit difference, right - wrong, when heads take activations from another run.
 
-    The table `whole` has the logit difference of the "clean" and of the "corrupt" run, and the "total" effect, which is
-    clean - corrupt. `heads` has the effect of each head as a mean over pairs, above 0 if it helps the right answers;
-    the array `by_pair` has the effect on each pair.
+    The table `whole` is about unpatched runs. Its rows are the logit difference of the "clean" and of the "corrupt"
+    run, and the "total" effect, which is clean - corrupt. The table `heads` has the effect of each head as a mean over
+    pairs, above 0 if the head helps the right answers. Its `share` is effect / total effect. Heads that share a
+    key/value head are patched together, and each of their rows has the effect of the group, which `patched_with` names,
+    such as "L3H0+L3H1". The array `by_pair` has the effect on each pair.
+
+    In the table `paths`, `by` is the input through which the receiver reads the sender: "query", "key", "value"; empty
+    for the logits.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.patch/2"
@@ -141,26 +152,27 @@ class Patching(Result):
     )
 
     def total(self, quantity: str = "total") -> Floats:
-        """Return a row of the table `whole`, "clean", "corrupt" or "total": value, low and high, (3,)."""
-        whole = self.table("whole")
-        return np.asarray(whole.interval("value")[whole["quantity"] == quantity][0])
+        """Return the value, low and high of "clean", "corrupt" or "total" in the table `whole`, (3,)."""
+        runs = self.table("whole")
+        return np.asarray(runs.interval("value")[runs["quantity"] == quantity][0])
 
     def strongest(self) -> list[int]:
-        """Return rows of the table of heads by the size of their effect, the largest first.
+        """Return row numbers of the table `heads`, the largest effect of either sign first.
 
-        Heads that were not patched come last, by the size of their attribution. Of heads that are patched together,
-        only the first one is returned.
+        Heads that were not patched come last, in the order of the size of their attribution. Heads that are patched
+        together have the same effect, so only the first row of each group is returned.
         """
         heads = self.table("heads")
-        sizes = np.abs(heads["effect"])
-        is_patched = np.isfinite(sizes)
+        effect_sizes = np.abs(heads["effect"])
+        # With attribution patching, heads that were only estimated have the effect NaN.
+        is_patched = np.isfinite(effect_sizes)
         if "attribution" in heads:
-            sizes = np.where(is_patched, sizes, np.abs(heads["attribution"]))
-        # `lexsort` sorts by its last key first: patched heads, then sizes.
-        order = np.lexsort((-sizes, ~is_patched))
+            effect_sizes = np.where(is_patched, effect_sizes, np.abs(heads["attribution"]))
+        # `lexsort` sorts by its last key first: patched heads before others, then the largest sizes.
+        rows = np.lexsort((-effect_sizes, ~is_patched))
         # The first row of each group of heads that are patched together.
         _, first_rows = np.unique(heads["patched_with"], return_index=True)
-        return [row for row in order.tolist() if row in first_rows]
+        return [row for row in rows.tolist() if row in first_rows]
 
     def require_whole(self) -> None:
         """Refuse a damaged result, also one without a total effect."""
@@ -169,35 +181,42 @@ class Patching(Result):
             raise ValueError("it has no total effect")
 
     def report(self, **shown: Any) -> Report:
-        """Return the heads that carry the behaviour first, then the paths between them."""
+        """Return the report: the heads that carry the behaviour first, then the paths between them.
+
+        `shown`, which other kinds of results read, is ignored: a patching has nothing to choose from.
+        """
         clean, _, _ = self.total("clean")
         corrupt, _, _ = self.total("corrupt")
-        differences = f"logit difference right − wrong: clean {small_number(clean)}, corrupt {small_number(corrupt)}"
+        runs = f"clean {small_number(clean)}, corrupt {small_number(corrupt)}"
+        logit_differences = f"logit difference right − wrong: {runs}"
         if clean < 0:
-            differences += " (even in the clean run the wrong answer is ahead)"
-        # The patched run gets values from the source run.
+            logit_differences += " (even in the clean run the wrong answer is ahead)"
+        # The patched run takes activations from the source run.
         patched, source = "corrupt", "clean"
         if self.options.get("direction") == "noise":
             patched, source = "clean", "corrupt"
-        by = printable(self.options.get("by", "z"))
-        meaning = f"effect: logits by which the {patched} run changes when one head gets its {by} from the {source} run"
+        patched_value = printable(self.options.get("by", "z"))
+        meaning = (
+            f"effect: logits by which the {patched} run changes when one head gets its {patched_value} from the "
+            f"{source} run"
+        )
         return report_on(
             self,
-            [*_write_answer(self), differences, meaning],
+            [*_write_answer(self), logit_differences, meaning],
             _yield_blocks(self),
             _explain_numbers(self),
-            subtitle=f"{differences}; total effect {_format_total(self)}",
+            subtitle=f"{logit_differences}; total effect {_format_total(self)}",
             notes=list(_yield_notes(self)),
         )
 
 
-def make_head_columns(by: str, direction: str) -> list[Column]:
-    """Return the columns of the table of heads, with the patched values and the runs in the meaning of `effect`."""
+def make_head_columns(patched_value: str, direction: str) -> list[Column]:
+    """Return the columns of the table `heads`; the meaning of `effect` names the patched value and the runs."""
     meaning = "change of the logit difference right - wrong where "
     if direction == "noise":
-        meaning += f"the clean run gets the {by} of the corrupt run: clean - patched"
+        meaning += f"the clean run gets the {patched_value} of the corrupt run: clean - patched"
     else:
-        meaning += f"the corrupt run gets the {by} of the clean run: patched - corrupt"
+        meaning += f"the corrupt run gets the {patched_value} of the clean run: patched - corrupt"
     columns = {column.name: column for column in Patching.TABLES["heads"]}
     columns["effect"] = replace(columns["effect"], meaning=meaning, short="effect")
     return list(columns.values())
@@ -207,20 +226,20 @@ def make_head_columns(by: str, direction: str) -> list[Column]:
 
 
 def _format_total(patching: Patching) -> str:
-    """Return the total effect with its interval, as text."""
+    """Format the total effect with its interval, such as "3.20 [2.80, 3.60]"."""
     total, low, high = patching.total()
     return f"{small_number(total)} {interval(low, high, small_number)}"
 
 
 def _write_answer(patching: Patching) -> list[str]:
-    """Return sentences that say which head has the largest effect, and how much of the total effect that is."""
+    """Write which head has the largest effect, and how much of the total effect that is."""
     total, low, high = patching.total()
     heads = patching.table("heads")
-    strongest = patching.strongest()[0]
-    effect = heads["effect"][strongest]
-    name = printable(heads["patched_with"][strongest])
+    row = patching.strongest()[0]
+    effect = heads["effect"][row]
+    name = printable(heads["patched_with"][row])
     if low <= 0 <= high:
-        # The total effect may be 0: there is no behaviour that a head could carry.
+        # The interval includes 0, so there may be no behaviour for a head to carry.
         return [
             f"The model does not show this behaviour on these pairs: total effect {_format_total(patching)} logits",
             f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
@@ -228,14 +247,14 @@ def _write_answer(patching: Patching) -> list[str]:
     verb = "carries most" if effect * total >= 0 else "works most against the others"
     answer = f"{name} {verb}: {small_number(effect)} of the {_format_total(patching)} logits"
     answer += " between the corrupt and the clean run"
-    q = heads["effect_q"][strongest]
+    q = heads["effect_q"][row]
     if q > _MAX_Q:
         answer += f"; among so many heads that may be chance (false discovery rate q {small_number(q)})"
     return [answer]
 
 
 def _yield_blocks(patching: Patching) -> Iterator[Block]:
-    """Yield the heads by their effects, the paths between them, effects by position, and maps of all heads."""
+    """Yield a ranking of heads, the paths between them, effects by position, and layer-by-head maps of all heads."""
     heads = patching.table("heads")
     order = patching.strongest()
     names = heads["patched_with"].tolist()
@@ -272,11 +291,11 @@ def _yield_path_blocks(patching: Patching) -> Iterator[Block]:
     paths = patching.table("paths")
     if not len(paths):
         return
-    # A line of the graph, and a name, for each path.
-    links = []
+    # An edge of the graph, and a label in the ranking, for each path.
+    edges = []
     names = []
     for path in paths.as_dicts():
-        links.append(GraphEdge(path["sender"], path["receiver"], path["by"], abs(path["effect"])))
+        edges.append(GraphEdge(path["sender"], path["receiver"], path["by"], abs(path["effect"])))
         receiver_input = f" ({path['by']})" if path["by"] else ""
         names.append(f"{path['sender']} → {path['receiver']}{receiver_input}")
     order = largest_first(np.abs(paths["effect"]))
@@ -285,32 +304,32 @@ def _yield_path_blocks(patching: Patching) -> Iterator[Block]:
         columns.append("share")
     yield Ranking(header="path", names=names, table=paths, columns=columns, order=order)
 
-    # The graph, of paths whose interval is wholly above 0 or wholly below.
+    # The graph shows only paths whose interval lies entirely above or entirely below 0.
     _, low, high = paths.interval("effect").T
     is_clear = (low > 0) | (high < 0)
-    drawn = [links[row] for row in order if is_clear[row]][:_MAX_DRAWN_PATHS]
-    if not drawn:
+    drawn_edges = [edges[row] for row in order if is_clear[row]][:_MAX_DRAWN_PATHS]
+    if not drawn_edges:
         return
-    # The layer of each node; the logits are above the last layer.
-    layers = {LOGITS: int(patching.table("heads")["layer"].max()) + 1}
-    for link in drawn:
-        for node in (link.sender, link.receiver):
+    # The graph draws nodes by layer. The logits get a layer above the last one with heads.
+    layer_by_node = {LOGITS: int(patching.table("heads")["layer"].max()) + 1}
+    for edge in drawn_edges:
+        for node in (edge.sender, edge.receiver):
             if node != LOGITS:
-                layers[node] = _read_layer(node)
+                layer_by_node[node] = _read_layer(node)
     yield Graph(
         figure="paths",
         title="paths on which heads act on the answer",
-        layers=layers,
-        links=drawn,
+        layers=layer_by_node,
+        links=drawn_edges,
         notes=[
-            f"the {amount(len(drawn), 'path')} with the largest effects whose 95% interval does not hold 0; wider = a "
-            "larger effect, of either sign; grey: to the logits without any other head"
+            f"the {amount(len(drawn_edges), 'path')} with the largest effects whose 95% interval does not hold 0; "
+            "wider = a larger effect, of either sign; grey: to the logits without any other head"
         ],
     )
 
 
 def _read_layer(node: str) -> int:
-    """Return the layer of a node such as L3H1, or L3H0+L3H1 for heads that are patched together."""
+    """Return the layer in the name of a node: 3 for "L3H1", and for "L3H0+L3H1", heads that are patched together."""
     return int(node.partition("H")[0].removeprefix("L"))
 
 
@@ -318,11 +337,11 @@ def _read_layer(node: str) -> int:
 
 
 def _explain_numbers(patching: Patching) -> list[str]:
-    """Return sentences that say how to read effects and q."""
-    by = printable(patching.options.get("by", "z"))
-    meaning = f"effect: logits that come back when the corrupt run gets the head's {by} of the clean run"
+    """Write how to read effects and q."""
+    patched_value = printable(patching.options.get("by", "z"))
+    meaning = f"effect: logits that come back when the corrupt run gets the head's {patched_value} of the clean run"
     if patching.options.get("direction") == "noise":
-        meaning = f"effect: logits that go when the clean run gets the head's {by} of the corrupt run"
+        meaning = f"effect: logits that go when the clean run gets the head's {patched_value} of the corrupt run"
     return [meaning, "q: the false discovery rate at which the effect is not 0"]
 
 
@@ -335,6 +354,7 @@ def _yield_notes(patching: Patching) -> Iterator[str]:
     if isinstance(options.get("rank_agreement"), float):
         correlation = digits(options["rank_agreement"], 2)
         yield f"attribution patching ranks heads like exact patching: rank correlation {correlation}"
+    # "exact" is the number of heads that were patched where attribution chose them; absent or None = all were.
     if options.get("exact"):
         yield "only the heads that attribution patching puts first were patched: q counts these alone"
     if len(patching.table("pairs")) == 1:

@@ -1,6 +1,8 @@
 """Hold pictures and recordings as a model saw or heard them, and where its tokens lie in them. NumPy only.
 
-`studies.inputs` makes them, and `questions.heatmap` keeps them in its result, for figures and pages.
+A photo is the image file. A `Picture` is what the model was given of it: one photo may become several pictures, such as
+a small one of the whole photo and detailed ones of its parts. `studies.inputs` makes these objects. `questions.heatmap`
+keeps them in its result, for figures and pages.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 
 THUMBNAIL_SUFFIX = ", small"
-"""The end of the name of a small picture of a whole photo, which comes beside detailed pictures of its parts."""
+"""The end of `source` in a small picture of a whole photo, which comes beside detailed pictures of its parts."""
 
 MEAN_QUERY = "mean"
-"""The query that asks for the mean attention of all patches."""
+"""The value of `--query` that asks for the mean over all patches as queries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +35,9 @@ class Picture:
         source: The name of the photo.
         size: Width and height of the photo before it was resized.
         cells: For a picture among words: the index of each patch's token, (row, column), int32; -1 = the patch has no
-            token. None = all tokens but special ones are patches, row by row.
-        area: The part of the photo that it shows: left, top, right and lower edge in pixels of the photo. None = not
-            known.
+            token. None = the picture is the whole input: all tokens but special ones are patches, row by row.
+        area: The part of the photo that the picture shows: left, top, right and lower edge in pixels of the photo.
+            None = not known.
     """
 
     pixels: NDArray[np.uint8]
@@ -51,20 +53,26 @@ class Picture:
         return self.source.removesuffix(THUMBNAIL_SUFFIX)
 
     def renumber(self, new_places: NDArray[Any]) -> Picture:
-        """Return the picture with other indices of tokens: `new_places`, (token,), has the new one of each old one."""
+        """Return the picture with other token indices in `cells`, for example after word pieces were merged.
+
+        `new_places`, (old token,), maps each old index to the new one. The picture must have `cells`.
+        """
         assert self.cells is not None
         cells = np.where(self.cells >= 0, new_places[self.cells], -1)
         return replace(self, cells=cells.astype(np.int32))
 
     def over(self, row: NDArray[Any]) -> NDArray[np.float64]:
-        """Lay the weights of all keys, (key,), over the patches: (row, column), NaN where a patch has no token."""
+        """Arrange one query's weights, (key,), on the grid of patches: (row, column), NaN where a patch has no token.
+
+        The picture must have `cells`.
+        """
         assert self.cells is not None
-        # A patch without a token has the index -1, so it takes the NaN at the end.
+        # A patch without a token has the index -1, which reads the NaN appended at the end.
         return np.append(row.astype(np.float64), np.nan)[self.cells]
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Return height and width of a patch in pixels."""
+        """Return the height and width of a patch in pixels."""
         return self.pixels.shape[0] // self.grid[0], self.pixels.shape[1] // self.grid[1]
 
     @property
@@ -79,13 +87,14 @@ class Picture:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return its fields, but not its arrays, as plain JSON values."""
+        """Return the fields that are no arrays, as plain JSON values, for the header of a file."""
         return {name: getattr(self, name) for name in ("grid", "source", "size", "area")}
 
     def require_whole(self) -> None:
-        """Refuse pixels that are not whole patches, and cells that are not as many as the grid has."""
+        """Refuse pixels that do not divide into the patches of the grid, and cells of another shape than the grid."""
+        # Raises an error if the name holds characters that no file can store, such as half a surrogate pair.
         self.source.encode()
-        # (height, width, 3), whole patches down and across.
+        # Pixels are (height, width, 3). Height and width must be multiples of the numbers of patches.
         is_picture = self.pixels.ndim == 3 and self.pixels.shape[2] == 3 and self.pixels.size > 0
         if not is_picture or min(self.grid) < 1 or np.mod(self.pixels.shape[:2], self.grid).any():
             raise ValueError("its picture does not fit its patches")
@@ -100,8 +109,9 @@ class SpokenWord:
     Attributes:
         text: The word, with the punctuation after it.
         start: When it begins, in seconds.
-        end: When the next word begins; for the last word, the end of the frame that its last token attends to.
-        tokens: The indices of its first token in the transcript, and of the first token after it.
+        end: When the next word begins, in seconds; for the last word, the end of the frame that its last token attends
+            to.
+        tokens: The word's token indices in the transcript, as (start, stop); stop is exclusive.
     """
 
     text: str
@@ -115,9 +125,9 @@ class Spectrogram:
     """Hold the log-mel spectrogram that a model was given, without the silence after the sound.
 
     Attributes:
-        levels: Loudness, (band, step), uint8: 0 = the quietest, 255 = the loudest; the lowest band first. The encoder's
-            convolutions merge several steps into a frame.
-        hertz: The middle frequency of each band, ascending.
+        levels: Loudness, (band, step), uint8: 0 = the quietest, 255 = the loudest; the lowest band first. A step is one
+            column of the spectrogram. The encoder's convolutions merge several steps into a frame, which is a token.
+        hertz: The centre frequency of each band, ascending.
         decibels: The difference between the loudest and the quietest level.
     """
 
@@ -131,14 +141,14 @@ class Sound:
     """Hold a recording as a speech model heard it.
 
     Attributes:
-        envelope: The loudest sample of each frame, (frame,), float32, 0 to 1.
-        seconds_per_frame: The length of a frame of the encoder.
-        seconds: The length of the sound.
-        window_seconds: How long the model listens; the sound is padded with silence to this length.
+        envelope: The largest amplitude in each frame, (frame,), float32, 0 to 1.
+        seconds_per_frame: The length of a frame, which is a token of the encoder.
+        seconds: The length of the recording.
+        window_seconds: The length of the model's input; a shorter recording is padded with silence.
         source: The name of the recording.
-        words: The words of the transcript with their times, if these were asked for.
+        words: The words of the transcript with their times; empty if the user did not ask for times.
         followed: The heads, (layer, head), whose cross-attention gave the times of words.
-        spectrogram: The input of the model, kept where words are timed; else None.
+        spectrogram: The input of the model; None unless words have times.
     """
 
     envelope: NDArray[np.float32]
@@ -159,7 +169,7 @@ class Sound:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return its fields and those of its spectrogram, but no arrays and no words, as plain JSON values."""
+        """Return the fields of the sound and of its spectrogram, without arrays and words, as plain JSON values."""
         names = ("seconds_per_frame", "seconds", "window_seconds", "source", "followed")
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.spectrogram is not None:
@@ -170,9 +180,13 @@ class Sound:
     def rebuild(
         cls, description: Mapping[str, Any], envelope: Any, levels: Any, words: tuple[SpokenWord, ...]
     ) -> Sound:
-        """Return the sound again from what `describe` returned, its arrays and its words.
+        """Rebuild the sound from the contents of a file. Damage raises any kind of error.
 
-        `levels` are those of the spectrogram; None = it has none. Damage raises any kind of error.
+        Args:
+            description: The fields that `describe` wrote.
+            envelope: The array of this name.
+            levels: The array of this name in the spectrogram; None = the sound has no spectrogram.
+            words: The words with their times.
         """
         fields = {**description}
         spectrogram = None
@@ -184,12 +198,13 @@ class Sound:
         return cls(envelope=envelope, words=words, spectrogram=spectrogram, **fields)
 
     def require_whole(self) -> None:
-        """Refuse lengths that are not above 0 and finite, words beyond the sound, and bands that do not ascend."""
+        """Refuse lengths that are not positive and finite, words outside the sound, and bands that do not ascend."""
+        # Raises an error if the name holds characters that no file can store.
         self.source.encode()
         lengths = (self.seconds_per_frame, self.seconds, self.window_seconds)
         if not len(self.envelope) or not all(0 < length < math.inf for length in lengths):
             raise ValueError("its sound makes no sense")
-        # The last word may end with the last frame, which may be longer than the sound.
+        # The last word may end with the last frame, which may reach beyond the sound.
         end = self.seconds + self.seconds_per_frame
         for word in self.words:
             if not 0 <= word.start <= word.end <= end:

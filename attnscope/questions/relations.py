@@ -1,6 +1,10 @@
 """Declare the result about relations, such as from a subject to its verb: which heads attend along them.
 
-A link is one example of a relation in a text: from a source, the token that should attend, to its targets.
+A link is one example of a relation in a text. It leads from a source, which is the token that should attend, to its
+targets. A head hits a link if the source's largest weight is on a target; its accuracy is the share of links that it
+hits. A head *expresses* a relation if a test shows that its accuracy is more than a margin above the best simple rule,
+such as "attend to the next word". In transcripts of recordings the only relation is from a word to its sound; a head
+that expresses it can *time words*. `studies.relations` computes the result.
 """
 
 import json
@@ -19,28 +23,29 @@ from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, 
 from attnscope.results.table import number as number_column
 
 MIN_MASS = 0.1
-"""A head with a smaller mean weight on the targets expresses a relation only weakly: it attends mostly elsewhere."""
+"""A head with a smaller mean weight on the targets expresses a relation only weakly: it mostly looks elsewhere."""
 
 MAX_DRAWN_RELATIONS = 20
-"""Most rows of the map of relations and heads."""
+"""The most relations, as rows, in the figure of relations and heads."""
 
 BY_BEST_HEADS = "best"
-"""Time words by the heads that follow them best."""
+"""In the column `by` of `word_times`: words are timed by the `n_heads` most accurate heads."""
 
 BY_UPPER_HALF = "upper half"
-"""Time words by all heads of the upper half of the layers, as Whisper does without `alignment_heads`."""
+"""In the column `by`: words are timed by all heads in the upper half of the layers, Whisper's fallback without
+`alignment_heads`."""
 
 _ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
 _MASS = share("mass", "mean weight on the targets", short="mean weight")
 _BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links", short="simple rule")
 _N_SCORED = count("n_scored", "links of the half that is scored", short="n", range=(0, None))
 
-# The axes of all arrays, (relation, head). A CSV file has a row for each relation with each head, too.
+# The axes of all arrays. A CSV file has one row per relation and head.
 _RELATION_HEAD_AXES = ("relations", "heads")
 
 
 def _read_labels(value: str) -> tuple[str, ...]:
-    """Return the labels of relations in the value of `--only`, which are separated by commas."""
+    """Parse the value of `--only`, relations separated by commas, such as "nsubj,obj"."""
     labels = tuple(label.strip() for label in value.split(",") if label.strip())
     if not labels:
         raise UsageError("no relation is named", "such as --only nsubj,obj")
@@ -80,11 +85,14 @@ class RelationsOptions:
 
 
 class Relations(Result):
-    """The accuracy of each head for each relation, the most frequent relations first.
+    """Hold the accuracy of each head for each relation, the most frequent relations first.
 
-    The texts with links of a relation are split at random into two halves. On the first half the head with the highest
-    accuracy is chosen as the best head. On the second half all heads are scored. The baseline, a simple rule such as
-    "the next word", is chosen on the second half itself: that favours the rule over the head.
+    The texts with links of a relation are split at random into two halves. The selection half chooses the best head, by
+    accuracy. The scored half then gives the accuracy of all heads, without selection bias. The baseline is the most
+    accurate simple rule, such as "the next word". It is chosen on the scored half itself, which favours the rule over
+    the head, so a head that passes is surely better.
+
+    A relation has no *verdict* if it has too few examples; `no_verdict` then says so.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.relations/3"
@@ -176,10 +184,13 @@ class Relations(Result):
         return names.index(relation)
 
     def at_heads(self, name: str, heads: Sequence[int]) -> Floats:
-        """Return the values of the array `name` at one head of each relation, (relation,); NaN for head -1."""
+        """Return the values of the array `name` at one head per relation, (relation,).
+
+        `heads` has for each relation a row of the table `heads`; -1 = no head, which gives NaN.
+        """
         if not len(self.table("heads")):
             return np.full(len(heads), np.nan)
-        # Index -1 reads the value of the last head, which NaN then replaces.
+        # NumPy reads index -1 as the last head. `where` replaces that value by NaN.
         values = self.grids[name].astype(np.float64)[np.arange(len(heads)), heads]
         return np.where(np.array(heads) < 0, np.nan, values)
 
@@ -189,13 +200,16 @@ class Relations(Result):
 
     @property
     def verdicts(self) -> list[str]:
-        """Return for each relation whether its best head expresses it, in a word.
+        """Return for each relation, as one word, whether its best head expresses it.
 
-        "yes"; "weakly": it does, with less than `MIN_MASS` on the targets; "others": it does not, but other heads do;
-        "no": no head does; "none": there are too few examples to tell.
+        "yes": the best head does.
+        "weakly": the best head does, with a mean weight below `MIN_MASS` on the targets.
+        "others": the best head does not, but other heads do.
+        "no": no head does.
+        "none": there are too few examples for a verdict.
         """
         best_expresses = self.at_best("found") == 1
-        # The first case that is true counts.
+        # `select` takes the first case that is true, and "no" if none is. Arrays are (relation,).
         cases = {
             "none": self.table("relations")["no_verdict"] != "",
             "weakly": best_expresses & (self.at_best("mass") < MIN_MASS),
@@ -206,15 +220,15 @@ class Relations(Result):
         return verdicts
 
     def expressing_heads(self, row: int) -> list[int]:
-        """Return the heads that express the relation of a row, the most accurate first."""
+        """Return the heads that express the relation in this row, the most accurate first."""
         order = largest_first(self["accuracy"][row])
         return [head for head in order if self["found"][row, head]]
 
     @property
     def shown_heads(self) -> list[int]:
-        """Return the head that is shown for each relation; -1 = none.
+        """Return for each relation the head to show, as a row of the table `heads`; -1 = no head was chosen.
 
-        That is its best head, or, if only other heads express the relation, the most accurate of them.
+        The shown head is the best head. If only other heads express the relation, it is the most accurate of these.
         """
         heads: list[int] = self.table("relations")["best"].tolist()
         for row, verdict in enumerate(self.verdicts):
@@ -224,10 +238,10 @@ class Relations(Result):
 
     @property
     def ranked(self) -> list[int]:
-        """Return the rows of relations, sorted by their verdict, from "yes" to "none".
+        """Return the row numbers of relations, sorted by their verdict, from "yes" to "none".
 
-        "yes" and "weakly" are one group. Within a group they are sorted by how far the low end of the best head's
-        accuracy is above the baseline, the furthest first.
+        "yes" and "weakly" are one group. Within a group, relations are sorted by how far the best head is above the
+        baseline, the furthest first. The low end of the accuracy's interval counts, so that uncertain relations sink.
         """
         group = {"yes": 0, "weakly": 0, "others": 1, "no": 2, "none": 3}
         groups = [group[verdict] for verdict in self.verdicts]
@@ -243,29 +257,33 @@ class Relations(Result):
 
     @property
     def alignment_heads(self) -> list[list[int]] | None:
-        """Return [layer, head] of each head that expresses the relation of words and their sounds, and not weakly.
+        """Return [layer, head] of each head that expresses the relation from words to sounds, and not weakly.
 
-        None if the texts are not transcripts of recordings.
+        None = the texts are not transcripts of recordings.
 
-        Whisper's generation_config.json has them in this form, and transformers, CTranslate2 and faster-whisper time
-        words by the heads that it names.
+        The form is that of `alignment_heads` in Whisper's generation_config.json, from which transformers, CTranslate2
+        and faster-whisper take the heads to time words by.
 
         Source: transformers 5, models/whisper/generation_whisper.py.
         """
         if not self.is_of_recordings:
             return None
-        follows = (self["found"] & (self["mass"] >= MIN_MASS)).any(0)
-        return [list(place) for place in self.table("heads").select(follows).layer_heads]
+        # (head,): the only relation is from words to sounds, so `any` over relations keeps its values.
+        follows_words = (self["found"] & (self["mass"] >= MIN_MASS)).any(0)
+        return [list(pair) for pair in self.table("heads").select(follows_words).layer_heads]
 
     def describe(self) -> dict[str, Any]:
-        """Return everything but the values of columns and arrays, with the heads that time words."""
+        """Return the JSON header of the result, without the values of columns and arrays, with `alignment_heads`."""
         description = super().describe()
         if self.alignment_heads is not None:
             description["alignment_heads"] = self.alignment_heads
         return description
 
     def report(self, **shown: Any) -> Report:
-        """Return the report: the heads that express relations; for recordings, the heads that time words come first."""
+        """Return the report: the heads that express relations. For recordings, heads that time words come first.
+
+        `shown`, which other kinds of results read, is ignored.
+        """
         answer = [_count_expressed(self), *_explain_test(self)]
         blocks = [_rank_relations(self)]
         if self.is_of_recordings and len(self.table("relations")):
@@ -286,14 +304,14 @@ class Relations(Result):
 
 
 def name_heads(result: Relations, heads: Sequence[int]) -> list[str]:
-    """Return the names of heads by their rows; `–` for -1, no head."""
-    # The name for -1 stands last, where index -1 finds it.
-    names = [*result.table("heads").head_names(), UNDEFINED]
-    return [names[head] for head in heads]
+    """Return the names of heads, such as "L3H1", by their rows in the table `heads`; "–" for -1, no head."""
+    # UNDEFINED, "–", is put last, so that index -1 reads it.
+    name_by_row = [*result.table("heads").head_names(), UNDEFINED]
+    return [name_by_row[head] for head in heads]
 
 
 def _rank_relations(result: Relations) -> Block:
-    """Rank relations, each with the head that is shown for it and its verdict."""
+    """Rank relations, each with its shown head and its verdict."""
     relations = result.table("relations")
     heads = result.shown_heads
     table = Table.of_arrays(
@@ -324,12 +342,12 @@ def _rank_relations(result: Relations) -> Block:
 
 
 def describe_verdicts(result: Relations) -> list[str]:
-    """Return for each relation whether its shown head expresses it, with up to two others that do."""
+    """Describe for each relation whether its shown head expresses it, such as "yes; also L0H1, L0H2"."""
     names = result.table("heads").head_names()
     texts = []
     for row, (verdict, shown_head) in enumerate(zip(result.verdicts, result.shown_heads, strict=True)):
         others = [names[head] for head in result.expressing_heads(row) if head != shown_head]
-        # Where only other heads express a relation, the shown head is one of these.
+        # If the verdict is "others", the shown head is one of those others, so it does express the relation.
         text = {"none": "too few", "others": "yes"}.get(verdict, verdict)
         if others and text != "no":
             text += f"; also {list_some(others, 2)}"
@@ -338,9 +356,9 @@ def describe_verdicts(result: Relations) -> list[str]:
 
 
 def _draw_map(result: Relations) -> Block:
-    """Show how far each head is above the best simple rule, framed where it expresses the relation."""
+    """Draw how far each head is above the best simple rule; a frame marks heads that express the relation."""
     rows = result.ranked[:MAX_DRAWN_RELATIONS]
-    # (relation, head).
+    # (relation, head)
     excess = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
     notes = [
@@ -364,7 +382,7 @@ def _draw_map(result: Relations) -> Block:
 
 
 def _write_word_answer(result: Relations) -> list[str]:
-    """Say which head follows the words, and how exactly the heads that follow them time words."""
+    """Write which head attends from words to their sounds, and how exactly such heads time words."""
     # Recordings have one relation, the first row: from a word to its sound.
     relation = result.table("relations").as_dicts()[0]
     verdict = result.verdicts[0]
@@ -375,19 +393,19 @@ def _write_word_answer(result: Relations) -> list[str]:
     if verdict != "yes":
         reason = f": {relation['no_verdict']}" if relation["no_verdict"] else ""
         return [f"No head follows the words surely enough to time them by{reason}"]
-    # The accuracy of the best head and of the best simple rule.
+    # Compare the accuracy of the best head with the best simple rule.
     low = number(result.at_best("accuracy_low")[0])
     high = number(result.at_best("accuracy_high")[0])
     accuracy = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
     rule_accuracy = f"by {printable(relation['rule'])} {number(relation['baseline'])}"
     answer = [f"{best_head} follows the words: {accuracy}; {rule_accuracy}"]
-    # The timing errors by all heads that follow the words, and by the upper half of the layers.
+    # Compare the timing error of `alignment_heads` with that of the upper half of the layers.
     times = result.table("word_times")
     if len(times):
         n_heads = len(result.alignment_heads or ())
-        # The table has a row for each number of best heads.
-        is_these_heads = (times["by"] == BY_BEST_HEADS) & (times["n_heads"] == n_heads)
-        error = fixed(times["median"][is_these_heads][0], 3)
+        # `word_times` also has a row for the best head alone: take the row with all alignment heads.
+        is_same_number = (times["by"] == BY_BEST_HEADS) & (times["n_heads"] == n_heads)
+        error = fixed(times["median"][is_same_number][0], 3)
         upper_error = fixed(times["median"][times["by"] == BY_UPPER_HALF][0], 3)
         subject = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
         answer.append(f"{subject} words within {error} s; the upper half within {upper_error} s")
@@ -415,7 +433,7 @@ def _yield_paste_lines(result: Relations) -> Iterator[Block]:
 
 
 def _count_expressed(result: Relations) -> str:
-    """Say how many relations any head expresses, and how many have too few examples."""
+    """Write how many relations some head expresses, and how many have too few examples."""
     verdicts = result.verdicts
     n_without = verdicts.count("none")
     n_tested = len(verdicts) - n_without
@@ -428,7 +446,7 @@ def _count_expressed(result: Relations) -> str:
 
 
 def _explain_test(result: Relations) -> list[str]:
-    """Say by which test a head expresses a relation; nothing if no relation was measured."""
+    """Explain accuracy and the test for expressing a relation, in one line; no line if no relation was measured."""
     if not len(result.table("relations")):
         return []
     margin = result.options.get("margin", 0.1)
@@ -439,7 +457,8 @@ def _explain_test(result: Relations) -> list[str]:
 
 
 def _explain_numbers(result: Relations) -> list[str]:
-    """Say how to read the numbers."""
+    """Explain how heads are chosen and scored, and which simple rules they are compared with."""
+    # Cross-attention has other positions for queries and keys, so its rules also compare relative positions.
     rules = "a fixed offset in words, or the same word"
     if "cross" in result.table("heads")["kind"]:
         rules = "the same place or an offset in words, the diagonal, or the same word"
@@ -451,7 +470,7 @@ def _explain_numbers(result: Relations) -> list[str]:
 
 
 def _write_notes(result: Relations) -> list[str]:
-    """Explain columns and verdicts that few need to know."""
+    """Write footnotes that explain the columns n and mass, and unusual verdicts."""
     notes = ["n: links of the half that is scored; mass: mean weight on the targets"]
     reasons = sorted({*result.table("relations")["no_verdict"].tolist()} - {""})
     if reasons:

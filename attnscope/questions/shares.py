@@ -1,7 +1,8 @@
 """Declare the result about two parts of a text: how much attention each head gives from one to the other.
 
-A part is one or more tokens that a user names (`--from`, `--to`), such as a phrase. The result is also computed here,
-from a heatmap in memory or in a file, with NumPy only.
+A part is one or more tokens that a user names, such as the phrase "the cat". The part of `--from` attends (its tokens
+are queries); the part of `--to` is attended to (its tokens are keys). A `Heatmap` has the attention weights of all
+heads on one text; this module sums them, with NumPy only.
 """
 
 from typing import Any, ClassVar
@@ -22,25 +23,28 @@ _SHARE_COLUMN = share(
 
 
 class Shares(Result):
-    """The attention that each head gives from one part of a text to another."""
+    """Hold the share of attention that each head gives from one part of a text to another.
+
+    `options` has the texts of both parts ("from", "to"), the whole text, and notes on earlier changes of the heatmap.
+    """
 
     SCHEMA: ClassVar[str] = "attnscope.shares/1"
     TABLES: ClassVar[Any] = {"heads": (*HEADS, _SHARE_COLUMN)}
 
     def report(self) -> Report:
-        """Return the report: the heads that give most first, then a map of all heads."""
+        """Return the report: a ranking of heads by share, then a layer-by-head map of all heads."""
         heads = self.table("heads")
         text = f"“{printable(self.options['text'])}”"
-        title = f"from “{printable(self.options['from'])}” to “{printable(self.options['to'])}”"
+        direction = f"from “{printable(self.options['from'])}” to “{printable(self.options['to'])}”"
         order = largest_first(heads["share"])
         strongest = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
         ranking = rank_heads(self, ["share"], order, n_printed=8)
         head_map = HeadMap(
-            heading="every head", figure="shares", title=title, heads=heads, column="share"
+            heading="every head", figure="shares", title=direction, heads=heads, column="share"
         )
         return report_on(
             self,
-            [f"{title}: {strongest}"],
+            [f"{direction}: {strongest}"],
             [ranking, head_map],
             ["share: attention weights summed over keys (--to), averaged over queries (--from)"],
             source=text,
@@ -49,49 +53,52 @@ class Shares(Result):
         )
 
 
-def find_shares(record: Heatmap, source: str, target: str) -> Shares:
-    """Return the attention that each head gives from some tokens to others.
+def find_shares(heatmap: Heatmap, source: str, target: str) -> Shares:
+    """Return the share of attention that each shown head gives from some tokens to others.
 
-    A kind of attention is left out if its queries do not have the source or its keys do not have the target.
+    A kind of attention (encoder, decoder or cross) is left out if its queries lack the source or its keys the target.
 
     Args:
-        record: The attention of all heads.
+        heatmap: The attention of all heads on one text.
         source: Names the tokens that attend, such as "the cat" or "@3"; see `Tokens.find_part`.
-        target: Names the tokens that are attended to, likewise.
+        target: Names the tokens that are attended to, in the same way.
 
     Raises:
-        AttnscopeError: No kind of attention has both.
+        AttnscopeError: No kind of attention has both parts.
     """
-    # (kind, layer, head, share) of each head.
+    # (kind, layer, head, share), one row per head.
     rows: list[tuple[str, int, int, float]] = []
-    for attention in record.maps:
-        # The indices of both parts.
+    for attention in heatmap.maps:
+        # Token indices of both parts; empty if the tokens do not include the part.
         queries = attention.queries.find_part(source)
         keys = attention.keys.find_part(target)
         if not (queries and keys):
             continue
-        for layer, head in record.chosen(attention):
-            # (query of the source, key of the target): summed over keys, averaged over queries.
+        for layer, head in heatmap.chosen(attention):
+            # (query of the source, key of the target); then summed over keys, and averaged over queries.
             weights = attention.of(layer, head)[np.ix_(queries, keys)]
             shares = weights.sum(1, dtype=np.float64)
             rows.append((attention.kind, layer, head, float(shares.mean())))
     if not rows:
-        raise _missing_part_error(record, source, target)
+        raise _make_missing_part_error(heatmap, source, target)
     table = Table.of_rows(Shares.TABLES["heads"], rows)
     options = {
         "from": source,
         "to": target,
-        "text": record.text,
-        "changes": change_notes(record, record.maps[0].kind),
+        "text": heatmap.text,
+        "changes": change_notes(heatmap, heatmap.maps[0].kind),
     }
-    corpus = {"n_texts": 1, "n_tokens": len(record.maps[0].keys)}
-    return Shares(record.run, corpus, options, {"heads": table})
+    corpus = {"n_texts": 1, "n_tokens": len(heatmap.maps[0].keys)}
+    return Shares(heatmap.run, corpus, options, {"heads": table})
 
 
-def _missing_part_error(record: Heatmap, source: str, target: str) -> AttnscopeError:
-    """Return the error on the target if it alone is missing from all kinds of attention, else the one on the source."""
-    queries = [attention.queries for attention in record.maps]
-    keys = [attention.keys for attention in record.maps]
+def _make_missing_part_error(heatmap: Heatmap, source: str, target: str) -> AttnscopeError:
+    """Return the error for parts that no kind of attention has together.
+
+    It is about the target only if the target alone is missing everywhere; otherwise it is about the source.
+    """
+    queries = [attention.queries for attention in heatmap.maps]
+    keys = [attention.keys for attention in heatmap.maps]
     has_source = any(tokens.find_part(source) for tokens in queries)
     if has_source and not any(tokens.find_part(target) for tokens in keys):
         return keys[0].not_found(target, *keys)

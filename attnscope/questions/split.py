@@ -1,4 +1,8 @@
-"""Declare the result of splitting queries, keys and values into more or fewer heads: its columns and its report."""
+"""Declare the result of splitting queries, keys and values into more or fewer heads: its columns and its report.
+
+A split into n heads cuts the d_model columns of Q, K and V into n equal slices of d_head columns. Each head computes
+attention from its slice alone, and the outputs of all heads are concatenated. `studies.split` computes the result.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,19 +21,19 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
 
 _MAX_KEYS_PER_MATRIX = 12
-"""With more keys than this, only the largest weights of each head are printed."""
+"""With more keys than this, print the largest weights of each head rather than its matrix of weights."""
 
 _MAX_HEADS_PER_MATRIX = 8
-"""With more heads than this, likewise."""
+"""With more heads than this, print the largest weights of each head rather than its matrix of weights."""
 
 _MAX_LISTED_HEADS = 12
-"""Most heads whose largest weights are printed."""
+"""The most heads whose largest weights are printed."""
 
 _MAX_HEADS_IN_ANSWER = 4
-"""Most heads whose favourite keys the answer names."""
+"""The most heads for which the answer names the keys with the largest weight."""
 
 _MAX_DRAWN_HEADS = 12
-"""Most heads of a split that the figure shows."""
+"""The most heads per split that the figure shows."""
 
 _N_HEADS_COLUMN = count("n_heads", "how many heads there are", label="heads")
 
@@ -54,23 +58,22 @@ class SplitOptions:
         """Refuse numbers of heads below 1, and heads to drop that no split has."""
         if not self.counts or min(self.counts) < 1:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
-        beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
-        if beyond:
+        unknown_heads = [head for head in self.drop if not 0 <= head < max(self.counts)]
+        if unknown_heads:
             last = max(self.counts) - 1
             raise UsageError(
-                f"there is no head {beyond[0]} to drop",
+                f"there is no head {unknown_heads[0]} to drop",
                 f"of {max(self.counts)} heads the last is {last}",
             )
 
 
 class Split(Result):
-    """The same queries, keys and values with different numbers of heads.
+    """Hold attention from the same queries, keys and values with different numbers of heads.
 
-    A split into n heads cuts the d_model columns of Q, K and V into n equal runs of columns, one for each head.
-
-    The table `counts` has a row per number of heads, `heads` one per head of each split, and `drops` one per head whose
-    output was set to zero. A row of weights is uniform if all its weights are the same; a row with a single key, which
-    has no choice, is not counted. `options` has the text and `d_model`.
+    The table `counts` has one row per split. `heads` has one row per head of each split: a split into 2 heads and one
+    into 4 make 6 rows. `drops` has one row per head whose output was set to zero. A row of weights is uniform if all
+    its weights are the same. Rows with a single key are not counted as uniform, since they cannot be anything else.
+    `options` has the text and `d_model`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.split/2"
@@ -119,10 +122,10 @@ class Split(Result):
     )
 
     def of(self, n_heads: int) -> Self:
-        """Return the result of the one split into so many heads, with its rows of all tables.
+        """Return the result of a single split, the one into `n_heads` heads: its rows of all tables and arrays.
 
         Raises:
-            AttnscopeError: The record does not have this split.
+            AttnscopeError: The result does not have this split.
         """
         if n_heads not in self.counts:
             listed = ", ".join(map(str, self.counts))
@@ -130,6 +133,7 @@ class Split(Result):
                 f"there is no split into {amount(n_heads, 'head')} in this record", f"it has {listed}"
             )
         result = self
+        # `select` also cuts the arrays whose first axis is the table.
         for name in ("counts", "heads", "drops"):
             if name in self.tables:
                 result = result.select(name, result.table(name)["n_heads"] == n_heads)
@@ -137,30 +141,33 @@ class Split(Result):
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
-        """Return the labels of queries, and those of keys, as they are printed."""
+        """Return (labels of queries, labels of keys), cut and escaped for printing."""
         queries = [printable(token, 40) for token in self.table("queries")["token"]]
         keys = [printable(token, 40) for token in self.table("keys")["token"]]
         return queries, keys
 
     @property
     def counts(self) -> list[int]:
-        """Return the numbers of heads."""
+        """Return the number of heads of each split."""
         counts: list[int] = self.table("counts")["n_heads"].tolist()
         return counts
 
     def require_whole(self) -> None:
-        """Refuse a damaged result, also one that lacks heads of a split."""
+        """Refuse a damaged result, and one that lacks heads of a split."""
         super().require_whole()
-        # A split into 2 heads and one into 4 have the rows 2, 2, 4, 4, 4, 4.
+        # Splits into 2 and into 4 heads have the rows 2, 2, 4, 4, 4, 4.
         expected = np.repeat(self.counts, self.counts).tolist()
         if not self.counts or self.table("heads")["n_heads"].tolist() != expected:
             raise ValueError("its heads are not those of its numbers of heads")
 
     def report(self, **shown: Any) -> Report:
-        """Return the report: the query on which heads disagree most, a comparison of the splits, and all weights."""
+        """Return the report: the query on which heads disagree most, a comparison of the splits, and all weights.
+
+        `shown`, which other kinds of results read, is ignored.
+        """
         queries, keys = self.tokens
         size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
-        counts = ", ".join(map(str, self.counts))
+        counts_text = ", ".join(map(str, self.counts))
         guide = [
             f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats",
             "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of "
@@ -169,7 +176,7 @@ class Split(Result):
         if len(self.table("drops")):
             guide[-1] += "; without: L2 norm of the output's change if the head puts out zeros"
         answer = [
-            f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
+            f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts_text} heads",
             _describe_disagreement(self),
             "disagreement: how differently the heads of a split attend, nats (0 = all alike)",
         ]
@@ -178,38 +185,39 @@ class Split(Result):
 
 
 def _describe_disagreement(split: Split) -> str:
-    """Say on which query the heads of the first split disagree most, and how a single head attends there.
+    """Write on which query the heads of a split disagree most, and how a single head attends there.
 
-    A split into one head is passed over.
+    The split is the first one with more than one head.
     """
     queries, keys = split.tokens
     counts = [count for count in split.counts if count > 1]
     if not counts:
         return "one head has one pattern of attention: compare with more, such as --counts 1,2"
-    several = counts[0]
-    chosen = split.of(several)
-    # Divergence between the rows of the heads, (query,); below 1e-12 it is rounding.
-    disagreement = chosen["disagreement_nats"][0]
+    n_heads = counts[0]
+    split_result = split.of(n_heads)
+    # Jensen-Shannon divergence between the heads' rows, (query,). Values below 1e-12 are rounding.
+    disagreement = split_result["disagreement_nats"][0]
     query = int(disagreement.argmax())
     if not disagreement[query] > 1e-12:
-        return f"the {several} heads agree about every query"
-    # The keys to which each head attends most, with ties, and those of all heads, each once in a dict.
+        return f"the {n_heads} heads agree about every query"
+    # Keys with the largest weight of a head, ties included. `all_favourites` collects them over heads; it is a dict to
+    # keep their order without duplicates.
     phrases = []
     all_favourites: dict[int, None] = {}
-    for head, row in enumerate(chosen["weights"][:_MAX_HEADS_IN_ANSWER, query]):
+    for head, row in enumerate(split_result["weights"][:_MAX_HEADS_IN_ANSWER, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
             phrases.append(f"head {head} gives all keys the same")
         else:
             all_favourites |= dict.fromkeys(favourites)
             names = " and ".join(keys[key] for key in favourites)
-            each = " each" if len(favourites) > 1 else ""
-            phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
-    if several > _MAX_HEADS_IN_ANSWER:
+            each_word = " each" if len(favourites) > 1 else ""
+            phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each_word}")
+    if n_heads > _MAX_HEADS_IN_ANSWER:
         phrases.append("…")
     difference = f"they disagree by {disagreement.mean():.4f} nats, most on where {queries[query]} looks"
-    answer = f"cut into {several}, {difference}: {'; '.join(phrases)}"
-    # A single head has to divide its attention between these keys.
+    answer = f"cut into {n_heads}, {difference}: {'; '.join(phrases)}"
+    # Show how a single head divides its attention between the same keys.
     if 1 in split.counts:
         single = split.of(1)["weights"][0, query]
         shares = ", ".join(f"{keys[key]} {single[key]:.2f}" for key in all_favourites)
@@ -218,27 +226,29 @@ def _describe_disagreement(split: Split) -> str:
 
 
 def _yield_blocks(split: Split) -> Iterator[Block]:
-    """Yield a comparison of the splits, a figure of all heads, and the weights and outputs of each split."""
+    """Yield a comparison of the splits, a figure of all heads, then the weights and outputs of each split."""
     yield _compare_splits(split)
     yield CustomBlock(printed="never", figure="split", view=_draw_panels(split))
     queries, keys = split.tokens
     for n_heads in split.counts:
-        chosen = split.of(n_heads)
-        heads = chosen.table("heads")
-        name = f"{amount(n_heads, 'head')}, d_head {chosen.table('counts')['d_head'][0]}"
+        split_result = split.of(n_heads)
+        heads = split_result.table("heads")
+        name = f"{amount(n_heads, 'head')}, d_head {split_result.table('counts')['d_head'][0]}"
         if len(keys) > _MAX_KEYS_PER_MATRIX or n_heads > _MAX_HEADS_PER_MATRIX:
-            lines = list(_list_largest_weights(chosen, queries, keys))
+            lines = list(_list_largest_weights(split_result, queries, keys))
             yield Note(heading=f"{name}: the largest weights", lines=lines)
             continue
-        # Weights of each head, (query, key), and their mean.
-        for head, weights in enumerate(chosen["weights"]):
+        # The weights of each head, (query, key), then the mean over heads.
+        for head, weights in enumerate(split_result["weights"]):
             heading = f"{name}: weights of head {head}, {_name_columns(heads, head)}"
             yield _make_grid(heading, weights, queries, keys)
         if n_heads > 1:
             heading = f"{name}: mean of the heads, no head's own"
-            yield _make_grid(heading, chosen["mean_weights"][0], queries, keys, printed="with --all")
-        # (query, d_model).
-        output = chosen["output"][0]
+            yield _make_grid(
+                heading, split_result["mean_weights"][0], queries, keys, printed="with --all"
+            )
+        # (query, d_model)
+        output = split_result["output"][0]
         dimensions = list(map(str, range(output.shape[1])))
         yield _make_grid(f"{name}: output", output, queries, dimensions, printed="with --all")
 
@@ -250,29 +260,29 @@ def _make_grid(
     columns: Sequence[str],
     printed: Printed = "always",
 ) -> Grid:
-    """Return a matrix of which the terminal shows all rows."""
+    """Return a matrix block, with all rows in the terminal."""
     return Grid(
         heading=heading, printed=printed, values=values, rows=rows, columns=columns, n_printed=len(rows)
     )
 
 
 def _compare_splits(split: Split) -> Ranking:
-    """Compare the splits, a row for each."""
-    # The texts of each column, by its title, with one text for each split.
+    """Compare the splits in a table with one row per split."""
+    # The cells of each column, by the column's title: one text per split.
     columns: dict[str, list[str]] = defaultdict(list)
     drop_texts = []
     for n_heads in split.counts:
-        chosen = split.of(n_heads)
-        heads = chosen.table("heads")
-        columns["d_head"].append(str(chosen.table("counts")["d_head"][0]))
+        split_result = split.of(n_heads)
+        heads = split_result.table("heads")
+        columns["d_head"].append(str(split_result.table("counts")["d_head"][0]))
         columns["rank"].append(_format_range(heads["rank"].tolist()))
         columns["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
         n_rows = n_heads * len(split.table("queries"))
         columns["uniform rows"].append(f"{heads['uniform'].sum()} of {n_rows}")
-        columns["disagreement"].append(fixed(chosen["disagreement_nats"].mean(), 4))
-        # The change of the output without each head that was dropped.
+        columns["disagreement"].append(fixed(split_result["disagreement_nats"].mean(), 4))
+        # How much the output changes when a head is set to zero.
         changes = []
-        for drop in chosen.table("drops").as_dicts():
+        for drop in split_result.table("drops").as_dicts():
             changes.append(f"H{drop['head']}: {drop['l2']:.4f} ({percent(drop['share'])})")
         drop_texts.append(", ".join(changes) or UNDEFINED)
     word_columns = [WordsColumn(title, texts, right=True) for title, texts in columns.items()]
@@ -283,50 +293,52 @@ def _compare_splits(split: Split) -> Ranking:
 
 
 def _name_columns(heads: Table, head: int) -> str:
-    """Return the columns of Q, K and V that a head has, such as "columns 0 to 3"."""
+    """Describe a head's slice of Q, K and V, such as "columns 0 to 3"."""
     first, last = heads["first_column"][head], heads["last_column"][head]
     return f"column {first}" if first == last else f"columns {first} to {last}"
 
 
 def _format_range(values: Sequence[int]) -> str:
-    """Return the range of some numbers, such as 2–4, or 3 if all are the same."""
+    """Format the range of some numbers, such as "2–4", or "3" if all are 3."""
     smallest, largest = min(values), max(values)
     return str(smallest) if smallest == largest else f"{smallest}–{largest}"
 
 
-def _list_largest_weights(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each head of one split, with its three largest weights."""
-    for head, weights in enumerate(chosen["weights"][:_MAX_LISTED_HEADS]):
+def _list_largest_weights(
+    split_result: Split, queries: Sequence[str], keys: Sequence[str]
+) -> Iterator[str]:
+    """Yield one line per head of a split, with its three largest weights."""
+    for head, weights in enumerate(split_result["weights"][:_MAX_LISTED_HEADS]):
         links = []
-        # Indices of the flat array, (query, key).
+        # `largest_first` returns indices into the flattened array, (query, key).
         for index in largest_first(weights, 3):
             query, key = divmod(index, len(keys))
             links.append(f"{queries[query]} → {keys[key]} {weights[query, key]:.4f}")
         yield f"head {head}: {', '.join(links)}"
-    n_more = len(chosen["weights"]) - _MAX_LISTED_HEADS
+    n_more = len(split_result["weights"]) - _MAX_LISTED_HEADS
     if n_more > 0:
         yield f"and {amount(n_more, 'more head')} (--json has all)"
 
 
 def _draw_panels(split: Split) -> Panels:
-    """Return a figure with a map, (query, key), of each head of each split and of the mean of heads, with notes."""
+    """Return a figure with a map, (query, key), of each head and of the mean over heads, for each split."""
     queries, keys = (Axis(tuple(labels)) for labels in split.tokens)
     panels = []
     notes = [AXES]
     for n_heads in split.counts:
-        chosen = split.of(n_heads)
-        heads = chosen.table("heads")
+        split_result = split.of(n_heads)
+        heads = split_result.table("heads")
         name = amount(n_heads, "head")
-        for head, weights in enumerate(chosen["weights"][:_MAX_DRAWN_HEADS]):
+        for head, weights in enumerate(split_result["weights"][:_MAX_DRAWN_HEADS]):
             title = f"{name}: H{head}, {_name_columns(heads, head)}"
             panels.append(Panel(title, weights, queries, keys))
         if n_heads > 1:
             panels.append(
-                Panel(f"{name}: mean, no head's own", chosen["mean_weights"][0], queries, keys)
+                Panel(f"{name}: mean, no head's own", split_result["mean_weights"][0], queries, keys)
             )
         notes.append(
             f"{name}: rank {_format_range(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
-            f"disagreement {chosen['disagreement_nats'].mean():.2f} nats"
+            f"disagreement {split_result['disagreement_nats'].mean():.2f} nats"
         )
     title = "the same queries, keys and values with more and fewer heads"
     return Panels(title, panels, notes, largest_px=300, is_fitted=True)

@@ -1,4 +1,9 @@
-"""Declare a trace, attention computed step by step: every number, its formula, and its line of NumPy."""
+"""Declare a trace, which is attention computed step by step: every number, its formula, and its line of NumPy.
+
+A step is one line of NumPy, such as `scores_0 = scale * dot_products_0`. Steps of a head come first, head by head;
+joint steps after them concatenate the heads and apply W_O. The table `steps` lists them; the value after each step is
+in the array of the step's name. `studies.trace` computes the result.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +23,10 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, ColumnKind, count, text
 
 WORKED_EXAMPLE = "worked example"
-"""The name of the model in the trace of the built-in example."""
+"""The model's name in the trace of the built-in example, which needs no model."""
 
 _MAX_NUMBERS_IN_JSON = 4096
-"""The most numbers of an input that JSON holds; of a larger one it has the shape."""
+"""JSON has the numbers of inputs up to this size, and only the shape of larger inputs."""
 
 _SCORE_AXES = ("traced", "keys")
 """The axes of scores and weights."""
@@ -41,14 +46,14 @@ HEAD_STEP_AXES: Mapping[str, tuple[str, ...]] = {
     "weighted_values": ("keys", "value_columns"),
     "head_output": ("traced", "value_columns"),
 }
-"""The steps of a head in order, and the axes of their values; "traced" are the queries that are followed."""
+"""The axes of each head step's value, in the order of steps. "traced" is the axis of traced queries: all or one."""
 
 JOINT_STEP_AXES: Mapping[str, tuple[str, ...]] = {
     "joined": ("traced", "joined"),
     "output": ("traced", "outputs"),
 }
-"""The steps after all heads, and the axes of their values. In the table `steps`, the axes are named anew, as a step has
-them by itself: "query" and "key", which have labels, "sink" and columns."""
+"""The axes of each joint step's value. These names are for arrays, which hold all heads. The table `steps` has other
+names, for the value of a single step: "query" and "key", whose entries are tokens, "sink", and names for columns."""
 
 INPUT_AXES: Mapping[str, tuple[str, ...]] = {
     "Q": ("queries", "columns of Q"),
@@ -63,11 +68,11 @@ INPUT_AXES: Mapping[str, tuple[str, ...]] = {
     "b_O": ("outputs",),
     "H": ("n_heads", "queries", "value_columns"),
 }
-"""The inputs that the lines of NumPy start from, by their variables, and the axes of their values. `may` says which
-query may attend to which key; `H` are the outputs of all heads."""
+"""The axes of each input of the lines of NumPy, by the variable's name. `may` is the boolean mask, True where the query
+may attend to the key. `H` holds the outputs of all heads. The array of an input has the prefix "input_": input_Q."""
 
 _AXIS_NOUNS = {"query": ("query", "queries"), "key": ("key",), "sink": ("sink",)}
-"""Nouns for the entries of an axis, as `amount` takes them; entries of other axes are columns."""
+"""The noun for an axis's entries, with its plural if irregular, for `amount`. Entries of other axes are columns."""
 
 
 @options
@@ -102,7 +107,7 @@ class TraceOptions:
 
 
 def _declare_arrays() -> Iterator[Array]:
-    """Yield the declarations of the arrays: steps of heads, steps after them, and inputs."""
+    """Yield the declarations of the arrays: the values after head steps and joint steps, and the inputs."""
     for name, axes in HEAD_STEP_AXES.items():
         yield Array(name, "the value after this step", axes=("heads", *axes))
     for name, axes in JOINT_STEP_AXES.items():
@@ -113,10 +118,13 @@ def _declare_arrays() -> Iterator[Array]:
 
 
 class Trace(Result):
-    """One attention, step by step.
+    """Hold the attention of one layer, step by step.
 
-    Running all lines of the table `steps` in order, on copies of the inputs, gives every value again. `options` has the
-    text, the kind and number of the layer, how many heads it has, and `check`: the differences from the model's kernel.
+    Running all lines of the table `steps` in order, on the inputs, reproduces every value. `options` has:
+        text, kind, layer: What was traced; the kind is encoder, decoder or cross.
+        n_heads, n_kv_heads: The numbers of query heads and of key/value heads in the layer.
+        one_query: Whether a single query is traced; its values then have no query axis in `steps`.
+        check: The largest differences between the steps and the model's own attention kernel.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.trace/2"
@@ -139,19 +147,19 @@ class Trace(Result):
 
     @property
     def query(self) -> int | None:
-        """Return the place of the one query that is traced; None = all queries are."""
+        """Return the token index of the traced query; None = all queries are traced."""
         return int(self.table("traced")["query"][0]) if self.options["one_query"] else None
 
     @property
     def tokens(self) -> dict[str, list[str]]:
-        """Return the labels along the axes "query" and "key"."""
+        """Return the token labels along the axes "query" and "key", cut and escaped for printing."""
         queries = [printable(token, 40) for token in self.table("queries")["token"]]
         keys = [printable(token, 40) for token in self.table("keys")["token"]]
         return {"query": queries, "key": keys}
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """Return the steps in order: the row of each as a dictionary, its axes as a list, and its "value"."""
+        """Return each row of the table `steps` as a dictionary, with "axes" as a list, and with the step's "value"."""
         steps = self.table("steps").as_dicts()
         for step in steps:
             step["axes"] = step["axes"].split()
@@ -159,25 +167,26 @@ class Trace(Result):
         return steps
 
     def _value(self, step: Mapping[str, Any]) -> NDArray[np.float64]:
-        """Return the value of a step, of its head alone; if one query is traced, without the axis of queries."""
-        # The arrays of a result lie in `grids`.
+        """Return the value after a step. Drop the axis of heads, and with one query also that of queries."""
+        # `grids` holds the arrays of a result: (head, traced, ...), or (traced, ...) of joint steps.
         value: NDArray[np.float64] = self.grids[step["name"]]
         if step["head"] >= 0:
             value = value[self.table("heads")["head"].tolist().index(step["head"])]
+        # One axis too many is the axis of the single traced query.
         return value[0] if value.ndim > len(step["axes"]) else value
 
     def of(self, name: str, head: int | None = None) -> NDArray[np.float64]:
-        """Return the value of a step by its name, for one head; None = the first head that has it."""
+        """Return the value after a step, such as "weights", for one head; None = the first head that is traced."""
         for step in self.steps:
             if step["name"] == name and (head is None or step["head"] == head):
                 value: NDArray[np.float64] = step["value"]
                 return value
-        # Each name once: steps of heads are there for every head.
-        known = ", ".join(dict.fromkeys(self.table("steps")["name"].tolist()))
-        raise AttnscopeError(f"there is no step {name!r}", f"the steps are: {known}")
+        # Head steps repeat for each head; list each name once.
+        step_names = ", ".join(dict.fromkeys(self.table("steps")["name"].tolist()))
+        raise AttnscopeError(f"there is no step {name!r}", f"the steps are: {step_names}")
 
     def as_json(self) -> dict[str, Any]:
-        """Return its JSON object, with the shape alone of inputs that have more than 4096 numbers."""
+        """Return the JSON object. Large inputs are replaced by their shape; see `_MAX_NUMBERS_IN_JSON`."""
         document = super().as_json()
         for name, values in self.grids.items():
             if name.startswith("input_") and values.size > _MAX_NUMBERS_IN_JSON:
@@ -185,31 +194,31 @@ class Trace(Result):
         return document
 
     def require_whole(self) -> None:
-        """Refuse a damaged result, also one whose steps have no value with their axes."""
+        """Refuse a damaged result, and one in which a step's value is missing or does not fit its axes."""
         super().require_whole()
-        # Without these the steps have no axes.
+        # `steps` below needs both.
         if not isinstance(self.options.get("one_query"), bool) or not len(self.table("traced")):
             raise ValueError("it does not say which queries are traced")
-        # A step whose head is negative is of all heads.
+        # Joint steps have the head -1.
         heads = self.table("heads")["head"].tolist()
         for step in self.table("steps").as_dicts():
             is_joint = step["head"] < 0
             if step["name"] not in self.grids or not (is_joint or step["head"] in heads):
                 raise ValueError(f"it has no value of the step {step['name'][:40]!r}")
-        # Only these two axes have labels.
-        sizes = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
+        # Only these two axes have a known size, as they have a label per entry.
+        size_by_axis = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
         for step in self.steps:
             shape = step["value"].shape
             if len(shape) != len(step["axes"]):
                 raise ValueError("a step's value does not have its axes")
             for axis, size in zip(step["axes"], shape, strict=True):
-                if sizes.get(axis, size) != size:
+                if size_by_axis.get(axis, size) != size:
                     raise ValueError("a step's value does not fit its tokens")
 
     def to_py(self) -> str:
-        """Return a Python script that computes everything again from the `.npz` beside it."""
-        # It loads each input_Q as a variable Q, and so on.
-        head = (
+        """Return a Python script that computes everything again from `trace.npz` in the same folder."""
+        # The script loads the array input_Q as the variable Q, and so on: `name[6:]` drops the prefix "input_".
+        preamble = (
             f"# {self.options['kind']} attention, layer {self.options['layer']}. Reads trace.npz beside this file.",
             "from pathlib import Path",
             "",
@@ -225,10 +234,10 @@ class Trace(Result):
             variable = step["variable"]
             body.append(f"\n# {step['title']}: {step['formula']}\n{step['code']}")
             body.append(f"print({variable!r}, {variable}, sep='\\n')")
-        return "\n".join((*head, *body)) + "\n"
+        return "\n".join((*preamble, *body)) + "\n"
 
     def report(self, **shown: Any) -> Report:
-        """Return the largest weights first, then every step. There is nothing that `shown` could choose."""
+        """Return the report: the largest weights, then every step. `shown`, for other kinds of results, is ignored."""
         answer = [f"attention step by step; {format_heading(self)}", _write_answer(self)]
         return report_on(self, answer, _yield_blocks(self), [_describe_check(self)])
 
@@ -237,44 +246,46 @@ class Trace(Result):
 
 
 def format_heading(trace: Trace) -> str:
-    """Return the model, the layer, its heads and the traced query in a line."""
-    about = trace.options
+    """Format the model, the layer, its heads and the traced query as one line."""
+    options = trace.options
     subject = WORKED_EXAMPLE
     if trace.run.get("model") != WORKED_EXAMPLE:
-        subject = f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
-    # Grouped heads share keys and values.
-    heads = amount(about["n_heads"], "head")
-    if about["n_kv_heads"] != about["n_heads"]:
-        heads += f" on {about['n_kv_heads']} key/value heads"
+        subject = f"{model_of(trace.run)}, {printable(options['kind'])} layer {options['layer']}"
+    # In grouped-query attention, several heads share a key/value head.
+    heads_text = amount(options["n_heads"], "head")
+    if options["n_kv_heads"] != options["n_heads"]:
+        heads_text += f" on {options['n_kv_heads']} key/value heads"
     query = "all queries"
     if trace.query is not None:
         query = f"query {trace.tokens['query'][trace.query]!r} (token {trace.query})"
-    return f"{subject}: {heads}; {query}"
+    return f"{subject}: {heads_text}; {query}"
 
 
 def _write_answer(trace: Trace) -> str:
-    """Say where each head puts most of its attention, for the first three heads."""
+    """Write the largest weight of each of the first three heads."""
     queries, keys = trace.tokens["query"], trace.tokens["key"]
     heads = trace.table("heads")["head"].tolist()
     phrases = []
-    # Weights of a head, (traced query, key): the query with the largest weight, and all keys that get as much.
+    # `weights` are of one head, (traced query, key). Take the query with the largest weight, and all keys that tie.
     for head, weights in zip(heads[:3], trace["weights"], strict=False):
+        # `nanargmax` counts in the flattened array, so the quotient is the row.
         row = int(np.nanargmax(weights)) // len(keys)
         largest = weights[row].max()
-        favourites = np.flatnonzero(weights[row] >= largest * (1 - 1e-9)).tolist()
-        names = " and ".join(keys[key] for key in favourites)
-        each = " each" if len(favourites) > 1 else ""
+        largest_keys = np.flatnonzero(weights[row] >= largest * (1 - 1e-9)).tolist()
+        names = " and ".join(keys[key] for key in largest_keys)
+        each_word = " each" if len(largest_keys) > 1 else ""
         query = queries[trace.table("traced")["query"][row]]
-        phrases.append(f"head {head}: {query} → {names} {largest:.4f}{each}")
+        phrases.append(f"head {head}: {query} → {names} {largest:.4f}{each_word}")
     if len(heads) > 3:
         phrases.append(f"and {amount(len(heads) - 3, 'more head')}")
     return f"largest weights, query → key: {'; '.join(phrases)}"
 
 
 def _yield_blocks(trace: Trace) -> Iterator[Block]:
-    """Yield the weights of the one query that is traced, if there is one, then every step."""
+    """Yield the weights of the traced query, if only one is traced, then every step."""
     heads = trace.table("heads")["head"].tolist()
     if trace.query is not None:
+        # (head, traced, key) becomes (head, key).
         yield Grid(
             heading="weights, from the query to each key: a row sums to 1",
             values=trace["weights"][:, 0],
@@ -286,57 +297,61 @@ def _yield_blocks(trace: Trace) -> Iterator[Block]:
 
 
 def _describe_check(trace: Trace) -> str:
-    """Say how far the steps are from the results of the model's own kernel."""
+    """Write how far the steps differ from the model's own attention kernel."""
     check = trace.options["check"]
     phrases = {
         "weights": "weights differ by at most",
         "outputs": "outputs differ by at most",
         "projected": "after W_O by",
     }
-    # What was not compared is left out.
-    parts = []
+    # `check` has no number for a comparison that was not made.
+    comparisons = []
     for name, phrase in phrases.items():
         if isinstance(check.get(name), float):
-            parts.append(f"{phrase} {check[name]:.1e}")
-    return f"against {printable(check.get('kernel', ''), 200)}: {', '.join(parts)}"
+            comparisons.append(f"{phrase} {check[name]:.1e}")
+    return f"against {printable(check.get('kernel', ''), 200)}: {', '.join(comparisons)}"
 
 
 @dataclass(frozen=True, eq=False)
 class _StepsView:
-    """A view of all steps in the terminal: the shape, formula, line of NumPy and numbers of each."""
+    """Show all steps in the terminal: the shape, formula, line of NumPy and numbers of each."""
 
     trace: Trace
 
     def show(self, console: Any, *, every: bool) -> Sequence[RenderableType]:
-        """Return the lines of all steps, with a heading where another head begins; all are shown in any case."""
-        parts: list[RenderableType] = []
+        """Return the lines of all steps, with a heading where the next head begins.
+
+        `every` (`--all`), which other views read, is ignored: a trace always shows all steps.
+        """
+        lines: list[RenderableType] = []
         tokens = self.trace.tokens
         head = None
-        for number, step in enumerate(self.trace.steps, start=1):
+        for step_number, step in enumerate(self.trace.steps, start=1):
             if step["head"] != head:
                 head = step["head"]
-                parts.append(draw_section(self.trace, head))
-            parts += draw_title(step, number)
-            parts.append(draw_numbers(step, tokens, console))
-        return parts
+                lines.append(draw_section(self.trace, head))
+            lines += draw_title(step, step_number)
+            lines.append(draw_numbers(step, tokens, console))
+        return lines
 
 
 def draw_section(trace: Trace, head: int) -> Text:
-    """Return the heading above the steps of a head, or, for -1, above the steps of all heads together."""
+    """Return the heading above the steps of a head; -1 = above the joint steps."""
     title = "All heads together"
     if head >= 0:
         title = f"Head {head} (of heads 0 to {trace.options['n_heads'] - 1})"
     return Text(f"\n{title}", style="bold underline")
 
 
-def draw_title(step: Mapping[str, Any], number: int) -> list[Text]:
+def draw_title(step: Mapping[str, Any], step_number: int) -> list[Text]:
     """Return the lines above the numbers of a step: its title and shape, its formula, and its line of NumPy."""
-    sizes = []
+    size_texts = []
     for axis, size in zip(step["axes"], step["value"].shape, strict=True):
-        sizes.append(amount(size, *_AXIS_NOUNS.get(axis, ("column",))))
+        size_texts.append(amount(size, *_AXIS_NOUNS.get(axis, ("column",))))
     return [
         Text.assemble(
-            (f"\n{number:>2}  {safe(step['title'])}", "bold"), (f"  ({', '.join(sizes)})", "dim")
+            (f"\n{step_number:>2}  {safe(step['title'])}", "bold"),
+            (f"  ({', '.join(size_texts)})", "dim"),
         ),
         Text(f"    {safe(step['formula'])}"),
         Text(f"    {safe(step['code'])}", style="cyan"),
@@ -346,8 +361,8 @@ def draw_title(step: Mapping[str, Any], number: int) -> list[Text]:
 def draw_numbers(
     step: Mapping[str, Any], tokens: Mapping[str, Sequence[str]], console: Any
 ) -> RenderableType:
-    """Return the numbers of a step with four decimals; `tokens` are the labels along axes."""
+    """Return the numbers of a step as a matrix, with four decimals; `tokens` are the token labels by axis."""
     value, axes = step["value"], step["axes"]
-    names = tokens.get(axes[0]) if value.ndim == 2 else None
+    row_labels = tokens.get(axes[0]) if value.ndim == 2 else None
     is_bold = step["name"] == "weights"
-    return draw_matrix(np.atleast_2d(value), names, tokens.get(axes[-1]), console, bold=is_bold)
+    return draw_matrix(np.atleast_2d(value), row_labels, tokens.get(axes[-1]), console, bold=is_bold)

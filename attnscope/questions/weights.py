@@ -200,8 +200,8 @@ class HeadWeights(Result):
 def expected_composition(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     """Return the mean composition that random directions would have, (Q K V, sender, receiver).
 
-    A composition is the root of a squared one, X, with mean m = 1 / d and relative variance v (`composition_variance`). To
-    second order, E[sqrt(X)] = sqrt(m) (1 - v / 8).
+    A composition is the root of a squared one, X, with mean m = 1 / d and relative variance v (`composition_variance`).
+    To second order, E[sqrt(X)] = sqrt(m) (1 - v / 8).
 
     Args:
         senders: `sender_spread`, (head,).
@@ -329,7 +329,8 @@ def _rank_copiers(weights: HeadWeights) -> Iterator[Block]:
     # Heads without a path to the vocabulary have no score, and no place in this order.
     order = largest_first(copying)
     n_outside = int(weights.is_outside("copying").sum())
-    # One more random head would be below all N_RANDOM_HEADS others with probability 1 / (N_DRAWS + 1), and above all as often.
+    # One more random head would be below all N_RANDOM_HEADS others with probability 1 / (N_DRAWS + 1), and above all as
+    # often.
     n_by_chance = 2 / (N_RANDOM_HEADS + 1) * len(heads)
     note = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {n_by_chance:.0f}"
     copiers = [row for row in order if copying[row] >= 0][:_MAX_PER_LIST]
