@@ -240,9 +240,8 @@ class HeadMaps:
         )
 
     def __repr__(self) -> str:
-        shape = self.values.shape
         heads = f"layers {format_ranges(self.layers)}, heads {format_ranges(self.heads)}"
-        return f"{type(self).__name__}({self.kind}, {heads}, {shape})"
+        return f"{type(self).__name__}({self.kind}, {heads}, {self.values.shape})"
 
 
 M = TypeVar("M", bound=HeadMaps)

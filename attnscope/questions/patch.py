@@ -187,10 +187,9 @@ class Patching(Result):
         """
         clean, _, _ = self.total("clean")
         corrupt, _, _ = self.total("corrupt")
-        runs = f"clean {small_number(clean)}, corrupt {small_number(corrupt)}"
-        logit_differences = f"logit difference right − wrong: {runs}"
+        differences = f"logit difference right − wrong: clean {small_number(clean)}, corrupt {small_number(corrupt)}"
         if clean < 0:
-            logit_differences += " (even in the clean run the wrong answer is ahead)"
+            differences += " (even in the clean run the wrong answer is ahead)"
         # The patched run takes activations from the source run.
         patched, source = "corrupt", "clean"
         if self.options.get("direction") == "noise":
@@ -202,10 +201,10 @@ class Patching(Result):
         )
         return report_on(
             self,
-            [*_write_answer(self), logit_differences, meaning],
+            [*_write_answer(self), differences, meaning],
             _yield_blocks(self),
             _explain_numbers(self),
-            subtitle=f"{logit_differences}; total effect {_format_total(self)}",
+            subtitle=f"{differences}; total effect {_format_total(self)}",
             notes=list(_yield_notes(self)),
         )
 

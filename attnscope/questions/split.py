@@ -60,10 +60,9 @@ class SplitOptions:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
         unknown_heads = [head for head in self.drop if not 0 <= head < max(self.counts)]
         if unknown_heads:
-            last = max(self.counts) - 1
             raise UsageError(
                 f"there is no head {unknown_heads[0]} to drop",
-                f"of {max(self.counts)} heads the last is {last}",
+                f"of {max(self.counts)} heads the last is {max(self.counts) - 1}",
             )
 
 

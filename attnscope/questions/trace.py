@@ -1,6 +1,6 @@
 """Declare a trace, which is attention computed step by step: every number, its formula, and its line of NumPy.
 
-A step is one line of NumPy, such as `scores_0 = scale * dot_products_0`. Steps of a head come first, head by head;
+A step is one line of NumPy, such as `dots = q @ k.T`. Steps of a head come first, head by head;
 joint steps after them concatenate the heads and apply W_O. The table `steps` lists them; the value after each step is
 in the array of the step's name. `studies.trace` computes the result.
 """

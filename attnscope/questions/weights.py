@@ -1,4 +1,11 @@
-"""Declare the result about weights, what heads copy, match, read and write: its columns and its report."""
+"""Declare the result about weights, which says what heads copy, match, read and write: its columns and its report.
+
+Names of matrices are those of "A Mathematical Framework for Transformer Circuits" (Elhage et al. 2021): W_E embeds
+tokens, W_U gives logits, and a head has W_Q, W_K, W_V and W_O. A sender is a head that writes to the residual stream,
+and a receiver is a later head that reads from it as query, key or value. Their composition is |X Y| / (|X| |Y|), the
+Frobenius norm of the product of what the sender writes, X, and what the receiver reads, Y, over the product of their
+norms. `studies.weights` computes the result.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,36 +33,40 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
 
 INPUT_NAMES = {"Q": "query", "K": "key", "V": "value"}
-"""The three inputs of a head, through each of which it can read what an earlier head wrote, by letter."""
+"""The three inputs through which a head can read what an earlier head wrote, by letter."""
 
 INPUT_LETTERS = tuple(INPUT_NAMES)
-"""The order of the first axis of `composition` and `receiver_spread`."""
+"""The entries of the axis "Q K V", the first one of `composition` and `receiver_spread`."""
 
 POSITION_SHARES = ("previous", "same", "next", "first")
-"""The columns of attention by position alone: to the previous token, the token itself, the next one and the first."""
+"""The columns of the attention that position alone would cause: to the previous token, the token itself, the next token
+and the first token."""
 
 SCORE_SUFFIXES = ("", "_random", "_least", "_most")
-"""The ends of the names of the four columns of a score: itself, and the mean, least and largest over random heads."""
+"""The suffixes of a score's four columns: the score, and the mean, smallest and largest score of random heads."""
 
 N_RANDOM_HEADS = 39
-"""Random heads that scores are compared with: another random head lies outside all of them in 5% of cases."""
+"""The number of random heads that a score is compared with. One more random head would be below or above all 39 with
+probability 2 / 40 = 5%."""
 
 _MAX_PER_LIST = 8
-"""Most heads of a list. For each of query, key and value, a list and the graph have at most as many pairs of heads."""
+"""The most heads in a list; the most pairs of heads, per input, in the list of pairs and in the graph."""
 
 _COMPOSITION_LINE = (
     "composition: overlap of what one head writes with what another reads, 0 (none) to 1 (all of it)"
 )
 
 _SHARE_TOLERANCE = 1e-6
-"""Shares that differ by less are equal."""
+"""Shares that differ by no more than this are taken as equal."""
 
+# Positive eigenvalues mean that attending to a token raises the token's own logit: the head copies. A sum of 1 is all
+# positive, -1 all negative.
 _COPYING_MEANING = "sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolute values"
 _MATCHING_MEANING = "the same of W_E' W_Q' W_K W_E, each query's scores less their mean"
 
 
 def _declare_score(name: str, meaning: str) -> tuple[Column, ...]:
-    """Declare a score of eigenvalues, -1 to 1, and its mean, least and largest value over random heads."""
+    """Declare the columns of an eigenvalue score, -1 to 1, and of its mean, minimum and maximum over random heads."""
     meanings = (
         meaning,
         "its mean over random heads with the same singular values",
@@ -82,24 +93,25 @@ class WeightsOptions:
 
 
 class HeadWeights(Result):
-    """The scores of all heads of a model from their weights alone, without any text.
+    """Hold the scores of all heads of a model, from their weights alone, without any text.
 
-    The table `directions` has the leading singular directions of each head. Where `of` is "writes", they are those of
-    W_O W_V: the head turns `source` tokens into `target` tokens. Where it is "seeks", they are those of W_Q' W_K:
-    queries like `source` look for keys like `target`.
+    The table `directions` has the leading singular directions of each head. If its column `of` is "writes", they are
+    directions of W_O W_V: attending to `source` tokens raises the logits of `target` tokens. If `of` is "seeks", they
+    are directions of W_Q' W_K: queries like `source` attend to keys like `target`.
 
-    The spread of singular values σ, Σσ⁴ / (Σσ²)², is 1 / rank where all are equal, and 1 where a single one is not 0.
-    `sender_spread` is that of what a head writes, W_O W_V; `receiver_spread` is that of what its queries, keys and
-    values read. From both follows the composition of random directions; see `expected_composition`.
+    The spread of singular values σ is Σσ⁴ / (Σσ²)². It is 1 / rank if all of them are equal, and 1 if only a single one
+    is not 0. `sender_spread` is the spread of W_O W_V, which a head writes with. `receiver_spread` is the spread of the
+    matrices that a head's queries, keys and values read with. Together they give the mean composition of random
+    directions; see `expected_composition`.
 
     `options` has:
         kind: The kind of attention.
-        ends: What names the tokens that a head writes: "logits" or "static embeddings".
-        places: How the model knows positions.
-        n_places: The number of positions over which the columns in `POSITION_SHARES` are means.
-        dimension: The dimension of the part of the residual stream that heads can read.
+        ends: How directions become tokens: by W_U ("logits"), or by W_E without logits ("static embeddings").
+        places: How the model encodes positions.
+        n_places: The number of positions over which the columns in `POSITION_SHARES` are averaged.
+        dimension: The dimension of the subspace of the residual stream that heads can read.
         n_draws: The number of random heads that scores are compared with.
-        picked: The rows of the heads that the report shows one by one; absent = it shows all heads.
+        picked: The rows of the heads that the report shows one by one; absent = the report compares all heads.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.weights/2"
@@ -153,36 +165,45 @@ class HeadWeights(Result):
 
     @property
     def excess(self) -> Floats:
-        """Return by how much composition is above that of random directions, (Q K V, sender, receiver)."""
+        """Return the composition minus that of random directions, (Q K V, sender, receiver)."""
         excess: Floats = self["composition"] - self.expected
         return excess
 
     def strongest(self, by: str, most: int = 10) -> list[tuple[int, int]]:
-        """Return the rows of the pairs (sender, receiver) with the largest `excess` by "Q", "K" or "V"."""
-        # (sender, receiver); `largest_first` returns indices of the flat array.
+        """Return the `most` pairs (sender, receiver), as rows of heads, with the largest `excess` through an input.
+
+        `by` is the receiver's input: "Q", "K" or "V".
+        """
+        # (sender, receiver). `largest_first` returns indices into the flattened array.
         excess = self.excess[INPUT_LETTERS.index(by)]
         return [divmod(index, len(excess)) for index in largest_first(excess, most)]
 
     def is_outside(self, name: str) -> NDArray[np.bool_]:
-        """Return whether a head's score, "copying" or "matching", is below or above all random heads, (head,)."""
+        """Return whether each head's score is below or above those of all random heads, (head,).
+
+        `name` is the score, "copying" or "matching".
+        """
         heads = self.table("heads")
         is_below = heads[name] < heads[f"{name}_least"]
         is_outside: NDArray[np.bool_] = is_below | (heads[name] > heads[f"{name}_most"])
         return is_outside
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the same result with a report on some heads, (layer, head), one by one, each once.
+        """Return a copy whose report shows some heads, (layer, head), one by one. Duplicates are dropped.
 
         Raises:
             UsageError: There is no such head.
         """
         self.require_heads(picked)
-        places = self.table("heads").layer_heads
-        rows = [places.index(place) for place in dict.fromkeys(picked)]
+        layer_heads = self.table("heads").layer_heads
+        rows = [layer_heads.index(layer_head) for layer_head in dict.fromkeys(picked)]
         return replace(self, options={**self.options, "picked": rows})
 
     def report(self, **shown: Any) -> Report:
-        """Return which heads feed which and what heads copy; or everything about picked heads."""
+        """Return the report: which heads read which, and which heads copy; or everything about the picked heads.
+
+        `shown`, which other kinds of results read, is ignored.
+        """
         picked = self.options.get("picked")
         if picked:
             names = ", ".join(self.head_names[row] for row in picked)
@@ -200,15 +221,15 @@ class HeadWeights(Result):
 def expected_composition(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     """Return the mean composition that random directions would have, (Q K V, sender, receiver).
 
-    A composition is the root of a squared one, X, with mean m = 1 / d and relative variance v (`composition_variance`).
-    To second order, E[sqrt(X)] = sqrt(m) (1 - v / 8).
+    Let S be the squared composition. Its mean is m = 1 / d, and its relative variance is v (`composition_variance`). A
+    second-order expansion of the root gives E[sqrt(S)] = sqrt(m) (1 - v / 8).
 
     Args:
         senders: `sender_spread`, (head,).
         receivers: `receiver_spread`, (Q K V, head).
-        dimension: Dimensions of the stream that heads can read, d.
+        dimension: The dimension of the subspace of the residual stream that heads can read, d.
     """
-    # Where the variance is large, the expansion would fall to 0 or below.
+    # The expansion holds for small v, and would fall to 0 at v = 8.
     variation = np.minimum(composition_variance(senders, receivers, dimension), 4)
     expected: Floats = (1 - variation / 8) / np.sqrt(dimension)
     return expected
@@ -217,15 +238,16 @@ def expected_composition(senders: Floats, receivers: Floats, dimension: int) -> 
 def composition_variance(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     """Return the relative variance of squared composition over random directions, (Q K V, sender, receiver).
 
-    That is its variance divided by its squared mean. With X what the sender writes, Y what the receiver reads, and a
-    random rotation R between them, the squared composition is tr(A R B R'), where A = X'X / |X|² and B = YY' / |Y|²
-    have trace 1. Its mean is 1 / d. Its variance is 2 |A - I/d|² |B - I/d|² / ((d - 1) (d + 2)), by Schur's lemma on
-    traceless symmetric matrices.
+    The relative variance is the variance divided by the squared mean. Let X be what the sender writes, Y what the
+    receiver reads, and R a random rotation between them. The squared composition is tr(A R B R'), where A = X'X / |X|²
+    and B = YY' / |Y|² have trace 1. Its mean is 1 / d. Its variance is 2 |A - I/d|² |B - I/d|² / ((d - 1) (d + 2)), by
+    Schur's lemma on traceless symmetric matrices.
 
-    `expected_composition` explains the arguments.
+    The arguments are those of `expected_composition`.
     """
     d = dimension
-    # |A - I/d|² = |A|² - 1/d, and |A|² is the spread of the singular values of X; likewise for B and Y.
+    # |A - I/d|² = |A|² - 1/d, and |A|² is the spread of the singular values of X; B and Y are alike. Rounding could
+    # make the difference negative.
     sender_part = np.maximum(senders[None, :, None] - 1 / d, 0)
     receiver_part = np.maximum(receivers[:, None, :] - 1 / d, 0)
     variation: Floats = 2 * d**2 * sender_part * receiver_part / ((d - 1) * (d + 2))
@@ -236,22 +258,22 @@ def composition_variance(senders: Floats, receivers: Floats, dimension: int) -> 
 
 
 def _write_answer(weights: HeadWeights) -> Iterator[str]:
-    """Say which pair composes most above chance, and which head copies most."""
+    """Write which pair of heads composes most above chance, and which head copies most."""
     names = weights.head_names
-    # (Q K V, sender, receiver).
+    # (Q K V, sender, receiver)
     excess = weights.excess
     if np.isfinite(excess).any():
-        pair = np.unravel_index(np.nanargmax(excess), excess.shape)
-        letter_index, sender, receiver = map(int, pair)
-        composition = small_number(weights["composition"][pair])
-        expected = small_number(weights.expected[pair])
+        strongest_pair = np.unravel_index(np.nanargmax(excess), excess.shape)
+        letter_index, sender, receiver = map(int, strongest_pair)
+        composition = small_number(weights["composition"][strongest_pair])
+        expected = small_number(weights.expected[strongest_pair])
         reader = f"{names[receiver]}'s {INPUT_NAMES[INPUT_LETTERS[letter_index]]}"
         numbers = f"composition {composition}; random weights have {expected} on average"
-        if excess[pair] > 0:
+        if excess[strongest_pair] > 0:
             yield f"{reader} reads most of what {names[sender]} writes: {numbers}"
         else:
-            nearest = f"{reader} and what {names[sender]} writes: {numbers}"
-            yield f"No head reads what another writes more than by chance. Nearest are {nearest}"
+            closest_pair = f"{reader} and what {names[sender]} writes: {numbers}"
+            yield f"No head reads what another writes more than by chance. Nearest are {closest_pair}"
         yield _COMPOSITION_LINE
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _explain_proxy(weights):
@@ -260,38 +282,39 @@ def _write_answer(weights: HeadWeights) -> Iterator[str]:
 
 
 def _yield_blocks_of_all(weights: HeadWeights) -> Iterator[Block]:
-    """Yield rankings of pairs, of heads that copy and of heads that look back by position, then figures."""
+    """Yield rankings of pairs, of heads that copy, and of heads that attend to the previous token, then figures."""
     yield _rank_pairs(weights)
     if not _explain_proxy(weights):
         yield from _rank_copiers(weights)
     heads = weights.table("heads")
-    # The heads that look at the previous token more than at others by position alone: their rows.
+    # Rows of the heads that position alone makes attend to the previous token more than uniform attention would. The
+    # companion column "baseline" is the share under uniform attention.
     looks_back = heads["previous"] > heads.companion("previous", "baseline") + _SHARE_TOLERANCE
-    order = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MAX_PER_LIST]
-    if order:
+    rows = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MAX_PER_LIST]
+    if rows:
         heading = "mean weight if position alone decided where heads look, 0 to 1"
-        yield rank_heads(weights, ["previous", "first", "same"], order, heading=heading)
+        yield rank_heads(weights, ["previous", "first", "same"], rows, heading=heading)
     yield from _draw_figures(weights)
 
 
 def _rank_pairs(weights: HeadWeights) -> Block:
-    """List the pairs that compose most by queries, keys or values, those farthest above chance first."""
-    links, expected = _find_strongest_links(weights)
+    """Rank the pairs of heads that compose most through queries, keys or values, those farthest above chance first."""
+    edges, expected = _find_strongest_links(weights)
     table = Table.of_arrays(
         (
             number("composition", range=(0, 1)),
             number("chance", range=(0, 1), label="random weights"),
         ),
-        composition=[link.weight for link in links],
+        composition=[edge.weight for edge in edges],
         chance=expected,
     )
     return Ranking(
         heading="which heads read which: writer → reader",
         header="pair",
-        names=[f"{link.sender} → {link.receiver}" for link in links],
+        names=[f"{edge.sender} → {edge.receiver}" for edge in edges],
         table=table,
         columns=[
-            WordsColumn("through its", [link.receiver_input for link in links]),
+            WordsColumn("through its", [edge.receiver_input for edge in edges]),
             "composition",
             "chance",
         ],
@@ -300,41 +323,45 @@ def _rank_pairs(weights: HeadWeights) -> Block:
 
 
 def _find_strongest_links(weights: HeadWeights) -> tuple[list[GraphEdge], list[float]]:
-    """Return the pairs that compose most by queries, keys and values, and the composition that each has by chance."""
+    """Return the pairs of heads that compose most, as edges of a graph, and the composition of each by chance.
+
+    Each of query, key and value has its own strongest pairs.
+    """
     names = weights.head_names
-    # Both are (Q K V, sender, receiver).
+    # Both arrays are (Q K V, sender, receiver).
     composition = weights["composition"]
     expected = weights.expected
-    links = []
+    edges = []
     expected_weights = []
-    for index, letter in enumerate(INPUT_LETTERS):
+    for letter_index, letter in enumerate(INPUT_LETTERS):
         for sender, receiver in weights.strongest(letter, _MAX_PER_LIST):
-            weight = float(composition[index, sender, receiver])
-            if weight > 0:
-                links.append(GraphEdge(names[sender], names[receiver], INPUT_NAMES[letter], weight))
-                expected_weights.append(expected[index, sender, receiver])
-    return links, expected_weights
+            composition_value = float(composition[letter_index, sender, receiver])
+            if composition_value > 0:
+                edges.append(
+                    GraphEdge(names[sender], names[receiver], INPUT_NAMES[letter], composition_value)
+                )
+                expected_weights.append(expected[letter_index, sender, receiver])
+    return edges, expected_weights
 
 
 def _rank_copiers(weights: HeadWeights) -> Iterator[Block]:
-    """List the heads that copy what they attend to, and those that take it away."""
+    """Rank the heads that copy what they attend to, and those that lower the logits of what they attend to."""
     heads = weights.table("heads")
     copying = heads["copying"]
-    reads, writes = _list_first_tokens(weights)
+    read_tokens, written_tokens = _list_first_tokens(weights)
     columns = [
         WordsColumn("copying", _format_scores(weights, "copying"), right=True),
-        WordsColumn("reads", reads, wraps=True),
-        WordsColumn("writes", writes, wraps=True),
+        WordsColumn("reads", read_tokens, wraps=True),
+        WordsColumn("writes", written_tokens, wraps=True),
     ]
-    # Heads without a path to the vocabulary have no score, and no place in this order.
-    order = largest_first(copying)
+    # `largest_first` leaves out NaN, the score of heads without a path to the vocabulary.
+    rows = largest_first(copying)
     n_outside = int(weights.is_outside("copying").sum())
-    # One more random head would be below all N_RANDOM_HEADS others with probability 1 / (N_DRAWS + 1), and above all as
-    # often.
+    # A random head would be below all N others with probability 1 / (N + 1), and above all of them as often.
     n_by_chance = 2 / (N_RANDOM_HEADS + 1) * len(heads)
     note = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {n_by_chance:.0f}"
-    copiers = [row for row in order if copying[row] >= 0][:_MAX_PER_LIST]
-    removers = [row for row in reversed(order) if copying[row] < 0][:_MAX_PER_LIST]
+    copiers = [row for row in rows if copying[row] >= 0][:_MAX_PER_LIST]
+    removers = [row for row in reversed(rows) if copying[row] < 0][:_MAX_PER_LIST]
     if copiers:
         heading = "heads that copy what they attend to most"
         yield rank_heads(weights, columns, copiers, heading=heading, notes=[note])
@@ -344,23 +371,23 @@ def _rank_copiers(weights: HeadWeights) -> Iterator[Block]:
 
 
 def _list_first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
-    """Return the tokens that each head reads, and those that it writes for them, by its first singular direction.
+    """Return for each head the tokens that it reads, and the tokens that it then writes, in its first direction.
 
-    A head without directions has "".
+    The first singular direction of W_O W_V is the strongest. A head without directions has "".
     """
     n_heads = len(weights.table("heads"))
-    reads = [""] * n_heads
-    writes = [""] * n_heads
+    read_tokens = [""] * n_heads
+    written_tokens = [""] * n_heads
     for direction in weights.table("directions").as_dicts():
         head = direction["head"]
-        if direction["of"] == "writes" and not reads[head]:
-            reads[head] = direction["source"]
-            writes[head] = direction["target"]
-    return reads, writes
+        if direction["of"] == "writes" and not read_tokens[head]:
+            read_tokens[head] = direction["source"]
+            written_tokens[head] = direction["target"]
+    return read_tokens, written_tokens
 
 
 def _format_scores(weights: HeadWeights, name: str) -> list[str]:
-    """Return the score of each head as text, with a star if it is beyond all random heads."""
+    """Format the score of each head, such as "0.52*"; the star says that it is beyond all random heads."""
     texts = []
     for score, is_outside in zip(weights.table("heads")[name], weights.is_outside(name), strict=True):
         texts.append(fixed(score, 2) + ("*" if is_outside else ""))
@@ -368,19 +395,19 @@ def _format_scores(weights: HeadWeights, name: str) -> list[str]:
 
 
 def _draw_figures(weights: HeadWeights) -> Iterator[Block]:
-    """Draw a map of each score that any head has, and the strongest pairs as a graph."""
+    """Draw a layer-by-head map of each score that any head has, and the strongest pairs as a graph."""
     heads, names = weights.table("heads"), weights.head_names
     columns = [name for name in ("copying", "matching", "previous") if np.isfinite(heads[name]).any()]
     for name in columns or ["copying"]:
         yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
-    links, _ = _find_strongest_links(weights)
-    if links:
+    edges, _ = _find_strongest_links(weights)
+    if edges:
         yield Graph(
             printed="never",
             figure="weights-graph",
             title="which heads feed which: the strongest pairs",
             layers=dict(zip(names, heads["layer"].tolist(), strict=True)),
-            links=links,
+            links=edges,
             notes=[
                 f"the {amount(_MAX_PER_LIST, 'pair')} each that compose most by queries, keys and values above chance; "
                 "wider = a larger share; a line goes up from the head that writes to the head that reads"
@@ -394,18 +421,18 @@ def _draw_figures(weights: HeadWeights) -> Iterator[Block]:
 def _yield_blocks_of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Yield the scores of one head, its singular directions, and the heads that it reads or that read it."""
     heads = weights.table("heads")
-    # Scores beside the range of random heads.
+    # The scores, each beside the mean and range of random heads.
     lines = []
     for name in ("copying", "matching"):
         _, mean, least, largest = (fixed(heads[name + suffix][row], 2) for suffix in SCORE_SUFFIXES)
         score = _format_scores(weights, name)[row]
         lines.append(f"{name} {score}  random {mean} [{least}, {largest}]")
-    # Where the head would look if tokens differed in their positions alone.
+    # Where the head would look if tokens differed only in their positions.
     shares = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in POSITION_SHARES)
-    nats = float(heads["same_nats"][row])
-    side = "above" if nats >= 0 else "below"
+    same_nats = float(heads["same_nats"][row])
+    side = "above" if same_nats >= 0 else "below"
     lines.append(
-        f"by position alone: {shares}; the same token scores {fixed(abs(nats), 2)} nats {side} others"
+        f"by position alone: {shares}; the same token scores {fixed(abs(same_nats), 2)} nats {side} others"
     )
     yield Note(heading=weights.head_names[row], lines=lines)
     yield from _rank_directions(weights, row, "writes", "reads", "writes")
@@ -416,7 +443,10 @@ def _yield_blocks_of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
 def _rank_directions(
     weights: HeadWeights, row: int, of: str, source_header: str, target_header: str
 ) -> Iterator[Block]:
-    """Yield the singular directions of a head, if it has any; `of` is "writes" or "seeks", as in the table."""
+    """Yield a ranking of a head's singular directions, if it has any.
+
+    `of` is the value of the table's column `of`: "writes" or "seeks".
+    """
     table = weights.table("directions")
     directions = table.select((table["head"] == row) & (table["of"] == of))
     if not len(directions):
@@ -435,23 +465,23 @@ def _rank_directions(
 
 
 def _list_partners(weights: HeadWeights, row: int) -> Iterator[Block]:
-    """Yield the heads that a head reads most, and those that read it most."""
+    """Yield a table of the heads that a head reads most, and of the heads that read it most, through Q, K and V."""
     names = weights.head_names
     titles: list[str] = []
-    # A list for each input, with a text for each title.
-    columns: dict[str, list[str]] = {letter: [] for letter in INPUT_LETTERS}
-    # In (Q K V, sender, receiver) the head is a receiver, then a sender. What is left is (Q K V, other head).
+    # The cells of each column, by the letter of the input: one text per title.
+    texts_by_letter: dict[str, list[str]] = {letter: [] for letter in INPUT_LETTERS}
+    # Of (Q K V, sender, receiver), select the head as receiver, then as sender: (Q K V, partner).
     for title, selection in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
         excess = weights.excess[selection]
         composition = weights["composition"][selection]
         if not np.isfinite(excess).any():
             continue
         titles.append(title)
-        for index, letter in enumerate(INPUT_LETTERS):
-            others = []
-            for other in largest_first(excess[index], 3):
-                others.append(f"{names[other]} {fixed(composition[index, other], 2)}")
-            columns[letter].append("  ".join(others))
+        for letter_index, letter in enumerate(INPUT_LETTERS):
+            partners = []
+            for partner in largest_first(excess[letter_index], 3):
+                partners.append(f"{names[partner]} {fixed(composition[letter_index, partner], 2)}")
+            texts_by_letter[letter].append("  ".join(partners))
     if titles:
         yield Ranking(
             heading="composition, most above chance",
@@ -460,7 +490,7 @@ def _list_partners(weights: HeadWeights, row: int) -> Iterator[Block]:
             table=Table({}, {}),
             columns=[
                 WordsColumn(f"by {INPUT_NAMES[letter]}", texts, wraps=True)
-                for letter, texts in columns.items()
+                for letter, texts in texts_by_letter.items()
             ],
         )
 
@@ -469,7 +499,7 @@ def _list_partners(weights: HeadWeights, row: int) -> Iterator[Block]:
 
 
 def _explain_proxy(weights: HeadWeights) -> str:
-    """Say why the tokens that a head writes are only a proxy; "" for a decoder with logits, where they are exact."""
+    """Explain why the tokens that a head writes are only a proxy; "" = they are exact, in a decoder with logits."""
     if weights.options.get("ends") == "static embeddings":
         return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a proxy"
     if weights.options.get("kind") == "encoder":
@@ -478,7 +508,7 @@ def _explain_proxy(weights: HeadWeights) -> str:
 
 
 def _explain_numbers(weights: HeadWeights) -> Iterator[str]:
-    """Say how to read composition and copying."""
+    """Explain how to read composition and copying."""
     yield (
         "composition: |X Y| / (|X| |Y|), 0 to 1, X what one head writes, Y what another reads; by chance: its mean for "
         "random directions with the same singular values"

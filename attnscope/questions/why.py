@@ -1,6 +1,8 @@
-"""Declare the result about one attention score: what each part of the model adds to it. Columns and report.
+"""Declare the result about one attention score, which says what each part of the model adds to it: columns and report.
 
-`studies.why` computes it. Loads no torch.
+A part is a head or MLP of an earlier layer, an embedding, or a bias: its output is a term of the residual stream. As
+the score is a dot product, it is a sum of one term per pair of a part at the query and a part at the key. `studies.why`
+computes the result. Loads no torch.
 """
 
 import math
@@ -19,7 +21,7 @@ from attnscope.results.table import Array, Floats, Table, count, text
 from attnscope.results.table import number as number_column
 
 _MAX_DRAWN_PARTS = 12
-"""Parts of the query, and of the key, that the figure shows one by one."""
+"""The most parts, of the query and of the key, that the figure shows one by one. It sums the other parts."""
 
 
 @options
@@ -41,11 +43,14 @@ class WhyOptions:
 
 
 class Why(Result):
-    """An attention score before softmax, as a sum over pairs of parts of the model.
+    """Hold an attention score before softmax, as a sum over pairs of parts of the model.
 
-    Softmax depends only on how a score differs from the other scores of its query. So all terms are centred: each is
-    less its mean over the keys that the query may attend to. They and the bias by position sum to `score` - `mean`, two
-    columns of the table `score`.
+    Softmax depends only on how a score differs from the other scores of its query. So each term is centred: its mean
+    over the keys that the query may attend to is subtracted. All terms and the position bias then sum to `score` -
+    `mean`, two columns of the table `score`.
+
+    The array `pairs` has the terms. In the table `parts`, `query_nats` is the sum of a part's terms at the query, over
+    all parts at the key; `key_nats` is the sum at the key, over all parts at the query.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.why/2"
@@ -96,7 +101,7 @@ class Why(Result):
 
     @property
     def score(self) -> dict[str, Any]:
-        """Return the one row of the table `score`, by column."""
+        """Return the only row of the table `score`, by column."""
         return self.table("score").as_dicts()[0]
 
     @property
@@ -106,26 +111,27 @@ class Why(Result):
 
     @property
     def bias(self) -> float:
-        """Return what a bias by position adds, nats; 0 in a model without one, where the column has NaN."""
+        """Return what the position bias (T5, ALiBi) adds, nats; 0 without a bias, where the column has NaN."""
         bias: float = self.score["bias"]
         return 0.0 if math.isnan(bias) else bias
 
     @property
     def excess(self) -> float:
-        """Return how far the score is above the mean score of its query, nats: all pairs and the bias sum to this."""
+        """Return the score minus the mean score of its query, nats. All terms and the bias sum to this."""
         score = self.score
         return float(score["score"] - score["mean"])
 
     @property
     def discrepancy(self) -> float:
-        """Return by how many nats the sum of all pairs and the bias misses `excess`, as rounding makes it do."""
+        """Return the difference between the sum of all terms and `excess`, nats. Only rounding should cause it."""
         return float(abs(self["pairs"].sum() + self.bias - self.excess))
 
     def require_whole(self) -> None:
-        """Refuse a damaged result, also one whose parts do not sum to the score."""
+        """Refuse a damaged result, and one whose terms do not sum to the score."""
         super().require_whole()
         if len(self.table("score")) != 1:
             raise ValueError("it does not have one score")
+        # `not <=` also refuses NaN.
         if not self.discrepancy <= self.score["rounding"]:
             raise ValueError(
                 f"its parts sum to {self.discrepancy:.3g} more or less than its score; rounding explains "
@@ -133,7 +139,7 @@ class Why(Result):
             )
 
     def report(self) -> Report:
-        """Return the report: the score, the parts that add most to it, and the pairs of parts that do."""
+        """Return the report: the score, the parts that add most to it, and the pairs of parts that add most."""
         answer = _write_answer(self)
         blocks = [_rank_parts(self), _rank_pairs(self), _draw_matrix(self)]
         return report_on(
@@ -146,25 +152,25 @@ class Why(Result):
 
 
 def _format_token(why: Why, side: str) -> str:
-    """Return the token and its number in the text; `side` is "query" or "key"."""
+    """Format a token with its index, such as "cat (token 3)"; `side` is "query" or "key"."""
     score = why.score
     return f"{printable(score[f'{side}_token'])} (token {score[side]})"
 
 
 def _write_answer(why: Why) -> list[str]:
-    """Return the question, and a sentence that compares the score with the mean score of its query."""
+    """Write the question, and a sentence that compares the score with the mean score of its query."""
     score = why.score
-    n_later, n_earlier = score["masked_after"], score["masked_before"]
-    hidden = []
-    if n_later:
-        hidden.append(f"{n_later} later")
-    if n_earlier:
-        hidden.append(f"{n_earlier} earlier")
+    n_masked_after, n_masked_before = score["masked_after"], score["masked_before"]
+    masked_phrases = []
+    if n_masked_after:
+        masked_phrases.append(f"{n_masked_after} later")
+    if n_masked_before:
+        masked_phrases.append(f"{n_masked_before} earlier")
     mean = f"the mean of the {amount(score['n_keys'], 'key')} that the query may attend to"
-    # Keys that a mask hides do not count for the mean.
-    if hidden:
-        noun = "key" if n_later + n_earlier == 1 else "keys"
-        mean += f"; a mask hides {' and '.join(hidden)} {noun}"
+    # The mean does not include masked keys, so say how many there are.
+    if masked_phrases:
+        noun = "key" if n_masked_after + n_masked_before == 1 else "keys"
+        mean += f"; a mask hides {' and '.join(masked_phrases)} {noun}"
     side = "above" if why.excess >= 0 else "below"
     difference = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
@@ -174,7 +180,7 @@ def _write_answer(why: Why) -> list[str]:
 
 
 def _describe_strongest_parts(why: Why) -> str:
-    """Name the largest term when the score is split by the parts of the query, and when by those of the key."""
+    """Write the part that adds most at the query, and the part that adds most at the key."""
     parts = why.table("parts")
     phrases = []
     for side in ("query", "key"):
@@ -188,7 +194,7 @@ def _describe_strongest_parts(why: Why) -> str:
 
 
 def _rank_parts(why: Why) -> Ranking:
-    """Rank the parts by how much they change the score, at the query or at the key, whichever is more."""
+    """Rank the parts by how much they change the score, at the query or at the key: the larger size counts."""
     parts = why.table("parts")
     magnitudes = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
     return Ranking(
@@ -204,17 +210,18 @@ def _rank_parts(why: Why) -> Ranking:
 
 def _rank_pairs(why: Why) -> Ranking:
     """Rank the 100 pairs of parts that change the score most, up or down."""
-    names = why.table("parts")["part"]
-    # (part of the query, part of the key).
-    values = why["pairs"]
-    query_parts, key_parts = np.unravel_index(largest_first(np.abs(values), 100), values.shape)
+    part_names = why.table("parts")["part"]
+    # (part at the query, part at the key)
+    terms = why["pairs"]
+    query_parts, key_parts = np.unravel_index(largest_first(np.abs(terms), 100), terms.shape)
     pair_names = [
-        f"{query} → {key}" for query, key in zip(names[query_parts], names[key_parts], strict=True)
+        f"{query} → {key}"
+        for query, key in zip(part_names[query_parts], part_names[key_parts], strict=True)
     ]
     column = number_column(
         "nats", "what a part at the query times a part at the key adds", "nats", label="adds"
     )
-    table = Table.of_arrays((column,), nats=values[query_parts, key_parts])
+    table = Table.of_arrays((column,), nats=terms[query_parts, key_parts])
     return Ranking(
         header="pair: query → key",
         names=pair_names,
@@ -226,49 +233,50 @@ def _rank_pairs(why: Why) -> Ranking:
 
 
 def _draw_matrix(why: Why) -> Grid:
-    """Return the pairs as a matrix: the strongest parts one by one, then all others as one part, then the sum.
+    """Draw the pairs as a matrix: the strongest parts one by one, then all others as one part, then the sum.
 
-    Rows are parts of the query, columns are parts of the key.
+    Rows are parts at the query, columns are parts at the key.
     """
     parts = why.table("parts")
-    rows, row_names = _select_strongest(parts, "query")
-    columns, column_names = _select_strongest(parts, "key")
-    values = _fold_rows(why["pairs"], rows)
-    # The columns are folded as rows of the transposed matrix.
-    values = _fold_rows(values.T, columns).T
+    query_rows, query_names = _select_strongest(parts, "query")
+    key_rows, key_names = _select_strongest(parts, "key")
+    values = _fold_rows(why["pairs"], query_rows)
+    # Transpose, so that the columns are folded like rows.
+    values = _fold_rows(values.T, key_rows).T
     return Grid(
         figure=f"why-{why.name}",
         title=_write_answer(why)[0],
         printed="never",
         values=values,
-        rows=row_names,
-        columns=column_names,
+        rows=query_names,
+        columns=key_names,
         notes=["rows: what the query reads; columns: what the key offers; nats"],
     )
 
 
 def _select_strongest(parts: Table, side: str) -> tuple[list[int], list[str]]:
-    """Return the rows of the strongest parts of "query" or "key", in the order of the table, and their names.
+    """Return the rows of the strongest parts in the table `parts`, and the labels of the rows that `_fold_rows` makes.
 
-    The names are those for `_fold_rows`: they include those of the two rows that it adds.
+    `side` is "query" or "key". The rows keep the order of the table. The labels end in those of the rows that
+    `_fold_rows` adds: "others", if parts are left over, and "sum".
     """
-    strongest = sorted(largest_first(np.abs(parts[f"{side}_nats"]), _MAX_DRAWN_PARTS))
-    names = parts["part"][strongest].tolist()
-    others = ["others"] if len(parts) > _MAX_DRAWN_PARTS else []
-    return strongest, [*names, *others, "sum"]
+    rows = sorted(largest_first(np.abs(parts[f"{side}_nats"]), _MAX_DRAWN_PARTS))
+    names = parts["part"][rows].tolist()
+    others_name = ["others"] if len(parts) > _MAX_DRAWN_PARTS else []
+    return rows, [*names, *others_name, "sum"]
 
 
-def _fold_rows(values: Floats, kept: Sequence[int]) -> Floats:
-    """Return the kept rows, then a row with the sum of the others if there are any, then one with the sum of all."""
-    others = np.delete(values, kept, 0)
-    folded = values[kept]
-    if len(others):
-        folded = np.vstack([folded, others.sum(0)])
+def _fold_rows(values: Floats, kept_rows: Sequence[int]) -> Floats:
+    """Return the kept rows, then the sum of the other rows (if there are any), then the sum of all rows."""
+    other_rows = np.delete(values, kept_rows, 0)
+    folded = values[kept_rows]
+    if len(other_rows):
+        folded = np.vstack([folded, other_rows.sum(0)])
     return np.vstack([folded, folded.sum(0)])
 
 
 def _explain_numbers(why: Why) -> list[str]:
-    """Say how to read the numbers, and how exact their sum is."""
+    """Explain how to read the numbers, and how exact their sum is."""
     with_bias = ""
     if not math.isnan(why.score["bias"]):
         with_bias = f" and the bias by position ({signed(why.bias)})"
