@@ -355,8 +355,8 @@ def _deflate(
         # The sum of each row over the keys that are not hidden, (head, query).
         row_sums = weights[:, :, ~is_hidden].sum(-1, dtype=np.float64)
         is_enough = row_sums >= MIN_ROW_SUM
-        # Code 0 marks a row whose sum is below MIN_ROW_SUM: the page shows it as empty when sinks are hidden. Other rows
-        # must have a code that decodes to MIN_ROW_SUM or more.
+        # Code 0 marks a row whose sum is below MIN_ROW_SUM: the page shows it as empty when sinks are hidden. Other
+        # rows must have a code that decodes to MIN_ROW_SUM or more.
         min_code = np.ceil(MIN_ROW_SUM / ROW_SUM_STEP)
         sum_codes = np.where(is_enough, np.maximum(np.rint(row_sums / ROW_SUM_STEP), min_code), 0)
         sum_bytes = _split_bytes(np.minimum(sum_codes, 0xFFFF).astype(np.uint16))
