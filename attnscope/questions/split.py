@@ -192,13 +192,13 @@ def _describe_disagreement(split: Split) -> str:
     counts = [count for count in split.counts if count > 1]
     if not counts:
         return "one head has one pattern of attention: compare with more, such as --counts 1,2"
-    n_heads = counts[0]
-    split_result = split.of(n_heads)
+    head_count = counts[0]
+    split_result = split.of(head_count)
     # Jensen-Shannon divergence between the heads' rows, (query,). Values below 1e-12 are rounding.
     disagreement = split_result["disagreement_nats"][0]
     query = int(disagreement.argmax())
     if not disagreement[query] > 1e-12:
-        return f"the {n_heads} heads agree about every query"
+        return f"the {head_count} heads agree about every query"
     # Keys with the largest weight of a head, ties included. `all_favourites` collects them over heads; it is a dict to
     # keep their order without duplicates.
     phrases = []
@@ -212,10 +212,10 @@ def _describe_disagreement(split: Split) -> str:
             names = " and ".join(keys[key] for key in favourites)
             each_word = " each" if len(favourites) > 1 else ""
             phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each_word}")
-    if n_heads > _MAX_HEADS_IN_ANSWER:
+    if head_count > _MAX_HEADS_IN_ANSWER:
         phrases.append("…")
     difference = f"they disagree by {disagreement.mean():.4f} nats, most on where {queries[query]} looks"
-    answer = f"cut into {n_heads}, {difference}: {'; '.join(phrases)}"
+    answer = f"cut into {head_count}, {difference}: {'; '.join(phrases)}"
     # Show how a single head divides its attention between the same keys.
     if 1 in split.counts:
         single = split.of(1)["weights"][0, query]
