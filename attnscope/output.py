@@ -36,10 +36,10 @@ from attnscope.results.kinds import (
 from attnscope.results.result import failure_line, is_interrupted
 from attnscope.results.storage import (
     PAGE_MARK,
+    iterate_texts,
     replace_together,
     require_replaceable,
     require_writable,
-    texts_in,
 )
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Output:
         paths = []
         if out is not None:
             paths = write_files(record, out, formats, self.options, self.stem, self.columns)
-        notes += note_glyphs(texts_in(record.describe()), map(str, paths), self.options.get("font"))
+        notes += note_glyphs(iterate_texts(record.describe()), map(str, paths), self.options.get("font"))
         print_notes(notes, self.quiet)
         # Stdout gets one JSON document, or tables and then the paths of files.
         paths += other_paths

@@ -20,12 +20,12 @@ from attnscope.models import load
 from attnscope.models.inside.tape import ResumableRun
 from attnscope.studies.ablate import measurers
 from attnscope.studies.ablate.measurers import (
-    AblatedHeads,
+    Intervention,
     PassSettings,
     Replacements,
-    measure_cuts,
-    outputs_of,
-    shapes_of,
+    find_head_shapes,
+    iterate_head_outputs,
+    measure_interventions,
 )
 from attnscope.studies.ablate.reading import BatchReader
 
@@ -45,21 +45,21 @@ def main() -> None:
     model = load(options.model, engine=options.engine)
     texts = cut(model, options.tokens, options.length)
     reader = BatchReader(model, None)
-    known = shapes_of(outputs_of(PassSettings(reader, texts)))
+    known = find_head_shapes(iterate_head_outputs(PassSettings(reader, texts)))
     cuts = [
-        AblatedHeads(((*place, head),))
+        Intervention(((*place, head),))
         for place, (n_heads, _) in known.items()
         for head in range(n_heads)
     ]
 
     def resumed():
-        return measure_cuts(PassSettings(reader, texts), cuts, Replacements())
+        return measure_interventions(PassSettings(reader, texts), cuts, Replacements())
 
     def whole():
         block = ResumableRun.block
         ResumableRun.block = lambda rerun, places: 0
         try:
-            return measure_cuts(PassSettings(reader, texts), cuts, Replacements())
+            return measure_interventions(PassSettings(reader, texts), cuts, Replacements())
         finally:
             ResumableRun.block = block
 

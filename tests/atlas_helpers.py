@@ -10,7 +10,7 @@ from attnscope.questions.atlas import KEPT_MASS, MAX_KEYS, N_OFFSETS, Atlas
 from attnscope.questions.heads import Heads
 from attnscope.results.table import Table, number
 from attnscope.studies.atlas.rows import Example, WantedExample
-from attnscope.studies.atlas.study import example_tables
+from attnscope.studies.atlas.study import make_example_tables
 from tests.findings_helpers import fake_findings
 
 STORY = "the old cat did not cross wide street because it was too tired to walk any further that day"
@@ -104,7 +104,7 @@ def small_atlas(
     rows = [row for head in range(n) for row in token_rows(chance, head)]
     tokens = Table.of(Atlas.TABLES["tokens"], rows)
     ends = {"lift_low": tokens["lift"] - 1, "lift_high": tokens["lift"] + 1}
-    tables, grids = example_tables(examples)
+    tables, grids = make_example_tables(examples)
     tables |= {name: findings[name] for name in ("heads", "roles")} | {
         "tokens": Table(tokens.columns, {**tokens.values, **ends})
     }
@@ -205,13 +205,13 @@ def examples_of(atlas: Atlas) -> list[Example]:
 
 def with_examples(atlas: Atlas, examples: Sequence[Example]) -> Atlas:
     """The atlas with other examples."""
-    tables, grids = example_tables(examples)
+    tables, grids = make_example_tables(examples)
     return replace(atlas, tables={**atlas.tables, **tables}, grids={**atlas.grids, **grids})
 
 
 def weights_of(example: Example) -> np.ndarray:
     """The kept weights of an example, (query, key)."""
-    n = len(example.places)
+    n = len(example.positions)
     weights = np.zeros((n, n), np.float32)
     weights[np.repeat(np.arange(n), np.diff(example.starts)), example.keys] = example.codes / np.float32(
         255

@@ -97,11 +97,11 @@ def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2):
     found = ablate(gpt2, TEXTS, AblateOptions(modes=("resample",), choice=Choice(pick=((1, 2),))))
     # (token, d) of L1H2 for each text.
     outputs = [output[2] for output in _outputs(gpt2, ("decoder", 1))]
-    l2 = np.zeros((len(TEXTS), measurers.DONORS))
+    l2 = np.zeros((len(TEXTS), measurers.N_DONORS))
     for number, text in enumerate(TEXTS):
         others = [output for other, output in enumerate(outputs) if other != number]
         whole, _ = _by_hand(gpt2, text, attend)
-        for donor in range(measurers.DONORS):
+        for donor in range(measurers.N_DONORS):
             output = others[donor % len(others)]
             tokens = torch.arange(len(text.ids)) % len(output)
             values = output[tokens][None, None]

@@ -15,7 +15,7 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.questions.atlas import KEPT_MASS, MAX_KEYS, Atlas
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
-from attnscope.studies.atlas.rows import WINDOW
+from attnscope.studies.atlas.rows import MAX_SHOWN_TOKENS
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
 from attnscope.studies.heads.options import HeadsOptions
@@ -139,7 +139,7 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own,
         head = places_of(of_own)[one.wanted.head]
         weights = dense(own, SENTENCES[one.text])[head.kind][head.layer][0, head.head].numpy()
         shown = weights_of(one)
-        assert len(weights) == one.n_tokens == len(one.places)
+        assert len(weights) == one.n_tokens == len(one.positions)
         tokens = own.tokenizer.encode(SENTENCES[one.text])
         assert tokens.labels == one.labels
         assert (tokens.special == one.special).all()
@@ -213,7 +213,7 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
 def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own, monkeypatch):
     long = [" ".join(SENTENCES[:9]), " ".join(SENTENCES[9:])]
     whole = atlas(own, long, FEW)
-    monkeypatch.setattr("attnscope.studies.atlas.rows._ELEMENTS", 1)  # 16 queries at once
+    monkeypatch.setattr("attnscope.studies.atlas.rows._MAX_TILE_WEIGHTS", 1)  # 16 queries at once
     parts = atlas(own, long, FEW)
     for name in ("profile", "even_profile", "distance"):
         np.testing.assert_allclose(parts[name], whole[name], atol=2e-4)
@@ -236,7 +236,7 @@ def test_long_texts_are_shown_by_their_chunks(own):
     )
     cut = [one for one in examples_of(found) if one.n_tokens == 100]
     assert cut
-    assert all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
+    assert all(len(one.positions) == MAX_SHOWN_TOKENS and one.positions[0] == 0 for one in cut)
     assert found.corpus["n_chunked"] == 1
 
 
@@ -313,7 +313,7 @@ def test_a_failure_in_the_second_pass_keeps_the_first(own, monkeypatch):
     def fail(*given):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(study, "read_rows", fail)
+    monkeypatch.setattr(study, "run_second_pass", fail)
     found = atlas(own, SENTENCES, FEW)
     assert len(places_of(found)) == 14
     assert not len(found.table("examples"))

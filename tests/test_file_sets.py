@@ -18,7 +18,7 @@ from tests.record_helpers import simple
 def write_set(target, content, names):
     index = target / "index.txt"
     earlier = index.read_text().split() if index.is_file() else []
-    with replace_together(target, earlier=earlier, last="index.txt") as staged:
+    with replace_together(target, old_names=earlier, index_name="index.txt") as staged:
         for name in names:
             (staged / name).write_text(content)
         (staged / "index.txt").write_text(" ".join(names))

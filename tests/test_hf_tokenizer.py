@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.tokenizer import FastTokenizer
-from attnscope.results.storage import plain
+from attnscope.results.storage import to_plain
 
 TEXT = "The cat’s naïve 猫 🙂 sat."
 
@@ -44,7 +44,7 @@ def byte_level(**settings):
 def test_a_fast_tokenizer_says_what_the_library_alone_says(bert, minilm_folder, pair):
     ours = bert.encode(TEXT, pair)
     reference = FastTokenizer.open(minilm_folder).encode(TEXT, pair)
-    assert plain(asdict(ours)) == plain(asdict(reference))
+    assert to_plain(asdict(ours)) == to_plain(asdict(reference))
     assert bert.note == ""
 
 

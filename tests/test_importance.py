@@ -7,7 +7,12 @@ import torch
 from attnscope.core.attention.probes import HeadGate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
-from attnscope.studies.ablate.measurers import PassSettings, measure_importance, outputs_of, shapes_of
+from attnscope.studies.ablate.measurers import (
+    PassSettings,
+    find_head_shapes,
+    iterate_head_outputs,
+    measure_importance,
+)
 from attnscope.studies.ablate.reading import BatchReader
 from tests.ablation_helpers import VOCABULARY, tiny
 
@@ -33,7 +38,7 @@ def _loss(model, read, place, head, factor):
     with torch.no_grad():
         logits = model.outputs(read.batch, HeadGate({place: factors})).logits
     assert logits is not None
-    logs = logits[read.rows, read.positions].log_softmax(-1)
+    logs = logits[read.prediction_rows, read.positions].log_softmax(-1)
     return float(-logs.gather(-1, read.answers[:, None]).mean())
 
 
@@ -41,7 +46,7 @@ def _loss(model, read, place, head, factor):
 def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name, kind):
     model = _model(name)
     reader = BatchReader(model, "causal")
-    known = shapes_of(outputs_of(PassSettings(reader, TEXTS)))
+    known = find_head_shapes(iterate_head_outputs(PassSettings(reader, TEXTS)))
     found = measure_importance(PassSettings(reader, TEXTS), known)
     for place, head in [((kind, 0), 0), ((kind, 1), 1)]:
         slopes = []
@@ -69,6 +74,6 @@ def test_a_text_without_predictions_counts_nothing():
     model = _model("gpt2")
     reader = BatchReader(model, "causal")
     lone = CorpusText(3, "texts", 4, ids=(5,))
-    known = shapes_of(outputs_of(PassSettings(reader, TEXTS)))
+    known = find_head_shapes(iterate_head_outputs(PassSettings(reader, TEXTS)))
     found = measure_importance(PassSettings(reader, [*TEXTS, lone]), known)
     assert found.done.sums.total("c")[0] == 3

@@ -11,7 +11,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.ablate import save as pruning
-from attnscope.studies.ablate.save import EXAMPLE, prune
+from attnscope.studies.ablate.save import EXAMPLE_TARGET, prune
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny
 
 
@@ -23,7 +23,7 @@ def without(pick, out, kind=None, target=None):
 def _pruned(tmp_path, name, pick, kind=None, **more):
     source = save_tiny(tmp_path / name, name, **more)
     out = tmp_path / "out"
-    prune(str(source), [EXAMPLE], without(pick, out, kind, target="a cat" if kind else None))
+    prune(str(source), [EXAMPLE_TARGET], without(pick, out, kind, target="a cat" if kind else None))
     return source, out
 
 
@@ -93,7 +93,7 @@ def test_half_precision_and_shards_stay(tmp_path):
     write_tokenizer(source)
     shards = sorted(path.name for path in source.glob("*.safetensors"))
     assert len(shards) > 1
-    prune(str(source), [EXAMPLE], without(((1, 2),), tmp_path / "out"))
+    prune(str(source), [EXAMPLE_TARGET], without(((1, 2),), tmp_path / "out"))
     assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == shards
     after = {k: v for name in shards for k, v in load_file(tmp_path / "out" / name).items()}
     assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
@@ -102,21 +102,21 @@ def test_half_precision_and_shards_stay(tmp_path):
 
 def test_what_was_written_wrong_is_not_kept(tmp_path, monkeypatch):
     source = save_tiny(tmp_path / "bert", "bert")
-    monkeypatch.setattr(pruning, "_zero", lambda tensor, one: tensor.mul_(0.5))
+    monkeypatch.setattr(pruning, "_zero_slice", lambda tensor, one: tensor.mul_(0.5))
     with pytest.raises(AttnscopeError, match="differs from the model without these heads"):
-        prune(str(source), [EXAMPLE], without(((0, 1),), tmp_path / "out"))
+        prune(str(source), [EXAMPLE_TARGET], without(((0, 1),), tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
 
 
 def test_what_cannot_be_pruned_is_said(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(AttnscopeError, match="own"):
-        prune("own", [EXAMPLE], without(((0, 1),), out))
+        prune("own", [EXAMPLE_TARGET], without(((0, 1),), out))
     with pytest.raises(UsageError, match="no head is named"):
-        prune("minilm", [EXAMPLE], without(None, out))
+        prune("minilm", [EXAMPLE_TARGET], without(None, out))
     source = save_tiny(tmp_path / "bert", "bert")
     with pytest.raises(AttnscopeError, match="there already, with files in it"):
-        prune(str(source), [EXAMPLE], without(((0, 1),), source))
+        prune(str(source), [EXAMPLE_TARGET], without(((0, 1),), source))
     with pytest.raises(AttnscopeError, match="no head 3"):
-        prune(str(source), [EXAMPLE], without(((0, 3),), out))
+        prune(str(source), [EXAMPLE_TARGET], without(((0, 3),), out))
     assert not out.exists()

@@ -112,7 +112,7 @@ def test_every_command_of_many_texts_has_a_bar(command, tiny_bert, tmp_path, mon
     (tmp_path / "a.conllu").write_bytes(sample.read_bytes())
     monkeypatch.setattr(f"attnscope.cli.{command.split()[0]}.progress", lambda *_: Bar())
     # As long as the model takes.
-    monkeypatch.setattr("attnscope.studies.ablate.save.EXAMPLE", "The cat.")
+    monkeypatch.setattr("attnscope.studies.ablate.save.EXAMPLE_TARGET", "The cat.")
     monkeypatch.setattr(sys, "argv", ["attnscope", *command.split(), "-m", str(tiny_bert)])
     with pytest.raises(SystemExit) as ended:
         main()

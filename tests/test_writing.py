@@ -12,7 +12,7 @@ from attnscope import BatchOptions, batch
 from attnscope.choice import Choice
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
-from attnscope.results.storage import csv_text, replace_together, write_whole
+from attnscope.results.storage import format_csv, replace_together, write_whole
 from attnscope.studies.inputs.options import WorkerOptions
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
@@ -165,6 +165,6 @@ def test_no_cell_of_a_csv_is_a_formula():
         3,
         None,
     ]
-    line = csv_text([row])
+    line = format_csv([row])
     assert "'=cmd|' /C calc'!A0,'+acl,'-,'@SUM(A1),'\tx," in line
     assert ",a=1,-0.5,+1e3,,-0.5,3," in line

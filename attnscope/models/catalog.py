@@ -28,7 +28,7 @@ from attnscope.models.files import (
     require_model,
     weights_sha256,
 )
-from attnscope.results.table import MAX_HEADS
+from attnscope.results.table import MAX_LAYERS_OR_HEADS
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
 
 
 def read_config(source: Source) -> dict[str, Any]:
-    """Return the model's configuration, config.json; refuse one that asks for more than MAX_HEADS layers or heads."""
+    """Return the model's configuration, config.json; refuse more than MAX_LAYERS_OR_HEADS layers or heads."""
     path = source.files_folder / "config.json"
     try:
         config: dict[str, Any] = parse_json(path.read_text("utf-8"))
@@ -356,7 +356,7 @@ def read_config(source: Source) -> dict[str, Any]:
         for part in [config, *parts]:
             for name, value in part.items():
                 is_count = name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int)
-                if is_count and value > MAX_HEADS:
+                if is_count and value > MAX_LAYERS_OR_HEADS:
                     raise ValueError(f"it asks for {name} {value:,}")
     except (OSError, ValueError, AttributeError) as error:
         message = f"cannot read {path}: {first_line(error)}"

@@ -23,7 +23,7 @@ from attnscope.questions.head_roles import marks_for
 from attnscope.questions.heads import Heads as HeadsResult
 from attnscope.report.numbers import largest_first, percent
 from attnscope.report.wording import label
-from attnscope.results.storage import plain
+from attnscope.results.storage import to_plain
 from attnscope.results.table import Table
 
 N_NEAREST_HEADS = 12
@@ -88,7 +88,7 @@ def prepare_heads(record: HeadsResult | Atlas, findings: HeadsResult | None = No
         **atlas_facts,
         "sampled": sample_line(record),
     }
-    return PageHeads([_pack(content), *cards], plain(_describe_roles(record, heads), _shorten))
+    return PageHeads([_pack(content), *cards], to_plain(_describe_roles(record, heads), _shorten))
 
 
 # Tables of heads
@@ -325,7 +325,7 @@ def _collect_kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray
 
 def _pack(content: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
     """Return a block in base64: zlib data of the JSON's length (4 bytes, little-endian), the JSON, and the arrays."""
-    json_bytes = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
+    json_bytes = json.dumps(to_plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
     content_bytes = b"".join(
         [len(json_bytes).to_bytes(4, "little"), json_bytes, *map(np.ndarray.tobytes, arrays)]
     )

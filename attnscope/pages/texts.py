@@ -31,7 +31,7 @@ from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.map_changes import MIN_ROW_SUM
 from attnscope.questions.places import Picture
 from attnscope.report.wording import printable
-from attnscope.results.storage import finite_or_none, plain
+from attnscope.results.storage import finite_or_none, to_plain
 from attnscope.results.tokens import Tokens
 
 MAX_WEIGHTS = 1 << 27
@@ -136,7 +136,7 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
     entry = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
-        "run": plain(dict(record.run), finite_or_none),
+        "run": to_plain(dict(record.run), finite_or_none),
         "changes": list(record.changes),
         "maps": maps,
     }

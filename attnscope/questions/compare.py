@@ -24,7 +24,7 @@ from attnscope.report.numbers import largest_first, with_interval
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
-from attnscope.results.tokens import TOKENS
+from attnscope.results.tokens import TOKEN_COLUMNS
 
 _MAX_PRINTED_PAIRS = 100
 """The most pairs of heads that the terminal prints with --all."""
@@ -55,7 +55,7 @@ class Comparison(Result):
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": HEADS,
         "other_heads": HEADS,
-        "tokens": TOKENS,
+        "tokens": TOKEN_COLUMNS,
         "aligned": (
             count("first", "the token in the first text", refers_to="tokens:first"),
             count(

@@ -26,7 +26,7 @@ from attnscope.report.numbers import largest_first
 from attnscope.report.panels import AXES, Panel, Panels
 from attnscope.report.wording import list_some, printable, report_on
 from attnscope.results.table import Floats
-from attnscope.results.tokens import Tokens, tokens_of
+from attnscope.results.tokens import Tokens, tokens_from_table
 
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
@@ -46,7 +46,7 @@ _MAX_ROW_KEYS = 24
 
 def _read_tokens(comparison: Comparison, side: str) -> Tokens:
     """Return the tokens of a text, "first" or "second"."""
-    return tokens_of(comparison.table(f"tokens:{side}"), comparison.corpus[_SIDES[side]])
+    return tokens_from_table(comparison.table(f"tokens:{side}"), comparison.corpus[_SIDES[side]])
 
 
 def require_texts(comparison: Comparison) -> None:

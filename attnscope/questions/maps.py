@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Table, count, text
-from attnscope.results.tokens import TOKENS, Tokens, tokens_of, tokens_table
+from attnscope.results.tokens import TOKEN_COLUMNS, Tokens, make_tokens_table, tokens_from_table
 
 KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention. They become part of file names."""
@@ -51,8 +51,8 @@ MAP_TABLES: Mapping[str, Any] = {
         *HEADS,
         text("name", "what stands in the place of a head is called; empty = it is a head"),
     ),
-    "queries": TOKENS,
-    "keys": TOKENS,
+    "queries": TOKEN_COLUMNS,
+    "keys": TOKEN_COLUMNS,
 }
 """The columns of the tables that every result of maps has. Subclasses declare their `TABLES` from these."""
 
@@ -171,7 +171,11 @@ class HeadMaps:
             # `pairs` goes through all heads of a layer before the next layer, so the names repeat per layer.
             name=names * len(self.layers),
         )
-        return {"heads": heads, "queries": tokens_table(self.queries), "keys": tokens_table(self.keys)}
+        return {
+            "heads": heads,
+            "queries": make_tokens_table(self.queries),
+            "keys": make_tokens_table(self.keys),
+        }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that files store, by name: their first axis is the rows of the table `heads`."""
@@ -213,8 +217,8 @@ class HeadMaps:
         heads = tuple(dict.fromkeys(table["head"].tolist()))
         names = tuple(table["name"][: len(heads)].tolist())
         query_texts, key_texts = texts
-        queries = tokens_of(tables["queries"], *query_texts)
-        keys = tokens_of(tables["keys"], *key_texts)
+        queries = tokens_from_table(tables["queries"], *query_texts)
+        keys = tokens_from_table(tables["keys"], *key_texts)
         part = MapPart(*(row.pop(name) for name in MapPart._fields))
         is_part = part.first_query >= 0
         # In whole maps of self-attention, `keys is queries` has to hold again.

@@ -24,7 +24,7 @@ from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_maps
 from attnscope.report.numbers import small_number
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
-from attnscope.results.storage import texts_in
+from attnscope.results.storage import iterate_texts
 from attnscope.results.table import Floats
 
 _MAX_ROWS = 20
@@ -100,7 +100,7 @@ def _texts(report: Report) -> Iterator[str]:
     yield from (report.model, report.subtitle, report.source, *report.footer)
     for block in report.blocks:
         if block.figure:
-            yield from texts_in(vars(block))
+            yield from iterate_texts(vars(block))
 
 
 def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> FigurePage:

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError, UsageError, amount, suggest
 from attnscope.results.kinds import SUFFIXES, ResultKind, find_record, kind_of_schema, load_named
 from attnscope.results.reading import one_error_for_damage, read_record, read_schema, require_shown
-from attnscope.results.storage import TABLE_WRITERS, finite_or_none, plain, write_whole
+from attnscope.results.storage import TABLE_WRITERS, finite_or_none, to_plain, write_whole
 from attnscope.results.table import (
     COMPANIONS,
     Array,
     Column,
     Floats,
     Table,
-    declaration_of,
+    find_declaration,
     require_values,
 )
 
@@ -208,7 +208,7 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return `describe`, tables as lists of rows, and arrays as nested lists; NaN and infinities are None."""
         tables = {name: table.as_dicts() for name, table in self.tables.items()}
-        document: dict[str, Any] = plain({**self.describe(), **tables, **self.grids}, finite_or_none)
+        document: dict[str, Any] = to_plain({**self.describe(), **tables, **self.grids}, finite_or_none)
         return document
 
     def to_json(self, **members: Any) -> str:
@@ -275,7 +275,7 @@ class Result:
     def to_npz(self) -> bytes:
         """Return an npz file: its arrays, and the bytes of the JSON of `describe`; NaN and infinities stay."""
         file = io.BytesIO()
-        description = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
+        description = np.frombuffer(json.dumps(to_plain(self.describe())).encode(), np.uint8)
         save = np.savez_compressed if self.COMPRESSED else np.savez
         save(file, allow_pickle=False, **{_DESCRIPTION: description}, **self.arrays())
         return file.getvalue()
@@ -365,7 +365,7 @@ class Result:
         for name, table in tables.items():
             if _base_name(name) not in cls.TABLES:
                 raise ValueError(f"it has a table {name!r}, which it cannot have")
-            table.require_sound(name, cls.TABLES[_base_name(name)], sizes)
+            table.require_valid(name, cls.TABLES[_base_name(name)], sizes)
         # Arrays have the axes, the type and the range that are declared.
         axis_sizes = sizes
         for name, values in grids.items():
@@ -380,7 +380,7 @@ class Result:
     @classmethod
     def _array(cls, name: str) -> Array:
         """Return the declaration of an array or of its companion, such as `effect_low`."""
-        return declaration_of(_base_name(name), {array.name: array for array in cls.ARRAYS})
+        return find_declaration(_base_name(name), {array.name: array for array in cls.ARRAYS})
 
     # Figures, pages and notebooks
 

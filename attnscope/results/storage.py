@@ -1,6 +1,7 @@
-"""Write files, whole or not at all, one by one or as a set; turn rows and values into CSV, LaTeX, Markdown and JSON.
+"""Write files atomically, alone or as a set. Format table rows as CSV, LaTeX and Markdown, and values for JSON.
 
-All files of attnscope are written here.
+Every other module of attnscope writes its files through this one. Only `write_stream` is not atomic: it serves stdout
+and pipes.
 """
 
 import contextlib
@@ -24,146 +25,159 @@ from attnscope.host import delay_interrupts
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all: into a temporary file beside it, which is then renamed.
+    """Write a file atomically: write a temporary file in the same folder, then rename it to `path`.
 
-    Folders that are made for it are removed again if writing fails.
+    Missing parent folders are made, and removed again if writing fails.
 
     Raises:
-        AttnscopeError: It cannot be written (no permission, no room, no such folder), or something other than a file
+        AttnscopeError: The file cannot be written (no permission, disk full), or something other than a regular file
             has its name: a link, a device, a pipe.
     """
     require_replaceable(path)
-    # Files of the module tempfile are readable for their owner alone; this one is as readable as any other.
-    unfinished = path.parent / f".{secrets.token_hex(8)}.part"
-    with _undoing_folders(path):
+    # Not the module tempfile: only the owner can read its files. This one gets the usual permissions.
+    temporary = path.parent / f".{secrets.token_hex(8)}.part"
+    with _remove_new_folders_on_error(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with unfinished.open("xb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
-            unfinished.replace(path)
+            temporary.replace(path)
         finally:
             with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
     return path
 
 
 @contextlib.contextmanager
-def _undoing_folders(path: Path, verb: str = "write", shown: Path | None = None) -> Iterator[None]:
-    """Remove the folders above a path that the block made, if it fails; turn an OSError into an AttnscopeError.
+def _remove_new_folders_on_error(
+    path: Path, verb: str = "write", shown_path: Path | None = None
+) -> Iterator[None]:
+    """If the `with` block fails, remove the parent folders of `path` that it made.
+
+    An OSError becomes an AttnscopeError.
 
     Args:
         path: The file or folder that the block writes.
-        verb: The verb of the message: cannot "write" the file, or cannot "write into" the folder.
-        shown: The path in the message; None = `path`.
+        verb: The verb of the message "cannot <verb> <path>": "write", or "write into" for a folder.
+        shown_path: The path in the message; None = `path`.
     """
-    shown = shown or path
+    shown_path = shown_path or path
     if "\0" in str(path):
         raise AttnscopeError(
-            f"cannot {verb} {str(shown)!r}: a name holds no NUL", "choose another with --out"
+            f"cannot {verb} {str(shown_path)!r}: a name holds no NUL", "choose another with --out"
         )
-    # Looking for folders may fail, too; then there are none to remove.
-    new: list[Path] = []
+    # `exists` may raise an OSError, too. The block has not run then, so there is nothing to remove.
+    new_folders: list[Path] = []
     try:
-        new = [folder for folder in path.parents if not folder.exists()]
+        # The innermost folder comes first, as `_remove_empty_folders` needs it.
+        new_folders = [folder for folder in path.parents if not folder.exists()]
         yield
     except BaseException as error:
-        _remove_empty(new)
+        _remove_empty_folders(new_folders)
         if not isinstance(error, OSError):
             raise
         raise AttnscopeError(
-            f"cannot {verb} {shown}: {error.strerror or error}",
+            f"cannot {verb} {shown_path}: {error.strerror or error}",
             "choose another folder with --out, or make room there",
         ) from None
 
 
-def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, the innermost first; those in which others have put something meanwhile stay."""
+def _remove_empty_folders(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first. A folder with files in it stays: another program may have written them."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder that takes no files, before the model runs for minutes; leave no trace."""
+    """Refuse a folder in which no file can be written; leave no new file or folder behind.
+
+    Commands call it early, so that a bad --out fails before the model runs for minutes.
+    """
     if str(folder) == "-":
         raise UsageError(
             "- is stdout, which takes no files", "name a folder with --out; --json prints to stdout"
         )
     if folder.exists() and not folder.is_dir():
         raise AttnscopeError(
-            f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder",
+            f"cannot write into {folder}: it is {describe_file_type(folder.stat().st_mode)}, not a folder",
             "choose another folder with --out",
         )
-    # As if a file in the folder were written: so the folder itself is removed too, if it is new.
-    with _undoing_folders(folder / "file", "write into", folder):
-        new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    # The context manager removes the parents of its path. With a path inside the folder, it removes the folder itself.
+    with _remove_new_folders_on_error(folder / "file", "write into", folder):
+        new_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-        _remove_empty(new)
+        _remove_empty_folders(new_folders)
 
 
 # Sets of files
 
 
-_STAGED_PREFIX = "unfinished-"
-"""The prefix of the folder, inside the target, in which a set is written; eight random hexadecimal digits follow."""
+_STAGING_PREFIX = "unfinished-"
+"""The prefix of the staging folder inside the target, such as `unfinished-1f0c9a3e`: eight random hex digits."""
 
 
 @contextlib.contextmanager
-def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "") -> Iterator[Path]:
-    """Yield a folder to write files into; at the end of the block, all of them move to the target.
+def replace_together(
+    target: Path, *, old_names: Iterable[str] = (), index_name: str = ""
+) -> Iterator[Path]:
+    """Yield a staging folder to write files into; at the end of the `with` block, move all files to the target.
 
-    If the block fails, a check after it fails, or the run is killed before files move, nothing changes in the target.
-    Moving takes milliseconds.
+    The target does not change if the block fails, if a check after it fails, or if the run is killed before the files
+    move. Moving takes milliseconds.
 
     Args:
         target: The folder for the files; made if it is not there.
-        earlier: Names of files of an earlier set, which are removed unless the new set has them.
-        last: The name of the file that moves last, because it lists the others.
+        old_names: Names of files of an older set in the target. Those that the new set lacks are removed.
+        index_name: The name of the file that lists the others. It moves last, so it never lists a missing file.
+            "" = the set has no such file.
 
     Yields:
-        A folder inside the target.
+        The staging folder, inside the target.
 
     Raises:
-        AttnscopeError: The files cannot be written, or something other than a file has the name of one.
+        AttnscopeError: The files cannot be written, or the target has a link, a folder or a device of the same name.
     """
-    staged = target / f"{_STAGED_PREFIX}{secrets.token_hex(4)}"
-    with _undoing_folders(staged, "write into", target):
+    staging_folder = target / f"{_STAGING_PREFIX}{secrets.token_hex(4)}"
+    with _remove_new_folders_on_error(staging_folder, "write into", target):
         try:
-            staged.mkdir(parents=True)
+            staging_folder.mkdir(parents=True)
             try:
-                yield staged
+                yield staging_folder
             except AttnscopeError as error:
-                # A user knows the target, not the staged folder.
-                raise type(error)(error.message.replace(str(staged), str(target)), error.hint) from error
+                # A user knows the target, not the staging folder.
+                message = error.message.replace(str(staging_folder), str(target))
+                raise type(error)(message, error.hint) from error
             with delay_interrupts():
-                names = sorted(path.name for path in staged.iterdir() if path.name != last)
-                if (staged / last).is_file():
-                    names.append(last)
+                names = sorted(path.name for path in staging_folder.iterdir() if path.name != index_name)
+                # With index_name = "" this path is the staging folder itself, which is no file.
+                if (staging_folder / index_name).is_file():
+                    names.append(index_name)
                 for name in names:
                     require_replaceable(target / name)
-                # All that can be refused has been checked: from here on, the target changes.
-                for name in {*earlier} - {*names}:
-                    # Earlier names may be read from a file: never follow one to another folder.
+                # All checks have passed. From here on, the target changes.
+                for name in {*old_names} - {*names}:
+                    # Old names may come from a file that a user edited: a name such as "../x" must not be followed.
                     if Path(name).name == name and is_plain_file(target / name):
                         (target / name).unlink()
                 for name in names:
-                    (staged / name).replace(target / name)
+                    (staging_folder / name).replace(target / name)
         finally:
             with delay_interrupts():
-                shutil.rmtree(staged, ignore_errors=True)
+                shutil.rmtree(staging_folder, ignore_errors=True)
 
 
 def remove_unfinished(target: Path) -> None:
-    """Remove the staged folders that killed runs have left. Call it only if no other run can be writing."""
-    for folder in target.glob(_STAGED_PREFIX + 8 * "[0-9a-f]"):
+    """Remove the staging folders that killed runs left. Call it only if no other run can be writing to the target."""
+    for folder in target.glob(_STAGING_PREFIX + 8 * "[0-9a-f]"):
         if folder.is_symlink() or not folder.is_dir():
             continue
         for path in folder.iterdir():
             if is_plain_file(path):
                 path.unlink()
-        _remove_empty([folder])
+        _remove_empty_folders([folder])
 
 
 # Files, links, pipes and devices
@@ -179,7 +193,7 @@ def is_stream(path: Path) -> bool:
 
 
 def write_stream(path: Path, content: bytes) -> None:
-    """Write to stdout, which is `-`, or into a pipe, and wait until it is read."""
+    """Write to stdout if the path is `-`, else into a named pipe; block until the reader has taken the bytes."""
     if str(path) == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
@@ -193,7 +207,7 @@ def write_stream(path: Path, content: bytes) -> None:
 
 
 def is_plain_file(path: Path) -> bool:
-    """Return whether a path is a regular file of one name: no link of any kind, no folder, no pipe, no device."""
+    """Return whether a path is a regular file with a single hard link; links, folders, pipes and devices are not."""
     try:
         status = path.lstat()
     except (OSError, ValueError):
@@ -202,32 +216,33 @@ def is_plain_file(path: Path) -> bool:
 
 
 PAGE_MARK = b'<meta name="generator" content="attnscope '
-"""Bytes that every HTML page of attnscope holds within its first 4096."""
+"""The bytes by which `require_replaceable` recognises an HTML page of attnscope: in its first 4096 bytes."""
 
 
 def require_replaceable(path: Path, mark: bytes = b"") -> None:
-    """Refuse to replace a link, a device or anything else that is no regular file, and files of other programs.
+    """Refuse a path at which there is a link, a folder, a device, or a file that another program wrote.
 
     Args:
         path: The file to be written.
-        mark: Bytes that attnscope's files of this format hold in their first or last 4096; a file that is there must
-            hold them, or be empty. Empty = any file may be replaced.
+        mark: Bytes that all of attnscope's files of this format have in their first or last 4096 bytes. An existing
+            file without them is refused, unless it is empty. b"" = any regular file may be replaced.
     """
     try:
         mode = path.lstat().st_mode
     except (OSError, ValueError):
-        # Nothing is there; or the name is impossible, and writing will say so.
+        # There is no such file, or its name is invalid. In the second case the write itself raises the error.
         return
     if not stat.S_ISREG(mode):
         raise AttnscopeError(
-            f"cannot write {path}: it is {kind_of(mode)}, not a file", "choose another name with --out"
+            f"cannot write {path}: it is {describe_file_type(mode)}, not a file",
+            "choose another name with --out",
         )
     if mark:
-        # A file that cannot be read is refused, too.
+        # A file that cannot be read may be of another program, so it is refused below, too.
         with contextlib.suppress(OSError), path.open("rb") as file:
-            begin = file.read(4096)
+            first_bytes = file.read(4096)
             file.seek(max(0, path.stat().st_size - 4096))
-            if not begin or mark in begin or mark in file.read():
+            if not first_bytes or mark in first_bytes or mark in file.read():
                 return
         raise AttnscopeError(
             f"cannot replace {path}: attnscope did not write it",
@@ -244,28 +259,29 @@ _FILE_TYPES = {
 }
 
 
-def kind_of(mode: int) -> str:
-    """Return the type of a file from its mode: a file, a link, a pipe, a folder, a socket, or else a device."""
+def describe_file_type(mode: int) -> str:
+    """Return the type of a file by its `st_mode`, for messages: "a file", "a link", …; any other type is "a device"."""
     return _FILE_TYPES.get(stat.S_IFMT(mode), "a device")
 
 
 # Rows as text
 
 
-def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV: a float as `digits` writes it, and no text that a spreadsheet would take for a formula.
+def format_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV. A float has all its digits, see `digits`.
 
-    Labels, tokens and names come from anywhere: one that begins with = + - @, a tab or a carriage return, and is no
-    number, gets a ' before it, as in the CSV that a page saves.
+    Spreadsheets run a text as a formula if it begins with = + - @, a tab or a carriage return. Labels and tokens may
+    come from untrusted files, so such a text gets a ' before it, unless it is a number. The CSV that a web page of
+    attnscope saves does the same.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
     for row in rows:
-        writer.writerow(map(_csv_cell, row))
-    return text.getvalue()
+        writer.writerow(map(_escape_csv_cell, row))
+    return stream.getvalue()
 
 
-_LATEX = {
+_LATEX_ESCAPES = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -275,41 +291,43 @@ _LATEX = {
     "×": r"$\times$",
     "≥": r"$\ge$",
 }
-"""LaTeX for characters that would be commands, or that its usual fonts lack."""
+"""LaTeX for the characters that would be commands in LaTeX, or that its usual fonts lack."""
 
 
-def latex_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as a LaTeX table with the rules of the package booktabs, numbers with three digits."""
+def format_latex(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows, the first of them the header, as a booktabs table of LaTeX; floats have three significant digits."""
     table = [*rows]
-    escapes = str.maketrans(_LATEX)
-    lines = [" & ".join(_brief(value).translate(escapes) for value in row) + r" \\" for row in table]
-    # Texts are flush left, numbers flush right, as the last row shows.
-    sides = ["l" if isinstance(value, str) else "r" for value in table[-1]]
-    begin = rf"\begin{{tabular}}{{{''.join(sides)}}}"
+    escapes = str.maketrans(_LATEX_ESCAPES)
+    lines = [
+        " & ".join(_format_brief(value).translate(escapes) for value in row) + r" \\" for row in table
+    ]
+    # A column of texts is flush left, one of numbers flush right. The last row tells which: the first is the header.
+    alignments = ["l" if isinstance(value, str) else "r" for value in table[-1]]
+    begin = rf"\begin{{tabular}}{{{''.join(alignments)}}}"
     return "\n".join(
         [begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""]
     )
 
 
-def markdown_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as a table of Markdown, numbers with three digits."""
+def format_markdown(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows, the first of them the header, as a Markdown table; floats have three significant digits."""
     header, *body = rows
-    # Texts are flush left, numbers flush right, as the last row shows.
-    last = body[-1] if body else header
-    sides = ["---" if isinstance(value, str) else "--:" for value in last]
+    # A column of texts is flush left, one of numbers flush right. The last row tells which: the first is the header.
+    last_row = body[-1] if body else header
+    alignments = ["---" if isinstance(value, str) else "--:" for value in last_row]
     lines = []
-    for row in (header, sides, *body):
-        cells = [_brief(value).replace("|", r"\|") for value in row]
+    for row in (header, alignments, *body):
+        cells = [_format_brief(value).replace("|", r"\|") for value in row]
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 
 
-TABLE_WRITERS = {"csv": csv_text, "latex": latex_text, "md": markdown_text}
-"""The functions that write rows, the names of columns first, by format."""
+TABLE_WRITERS = {"csv": format_csv, "latex": format_latex, "md": format_markdown}
+"""By format, the function that turns rows into text. The first row holds the names of the columns."""
 
 
-def _brief(value: Any) -> str:
-    """Return a value on one line, a float with three digits; empty where it is undefined."""
+def _format_brief(value: Any) -> str:
+    """Return a value as text on one line. A float has three significant digits; NaN and infinity become ""."""
     if not isinstance(value, float):
         return " ".join(str(value).split())
     if not math.isfinite(value):
@@ -317,8 +335,8 @@ def _brief(value: Any) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _csv_cell(value: Any) -> Any:
-    """Return a value as `csv_text` writes it."""
+def _escape_csv_cell(value: Any) -> Any:
+    """Return a cell as `format_csv` writes it: no text in it starts a formula."""
     if isinstance(value, float):
         return digits(value)
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
@@ -333,53 +351,57 @@ def _csv_cell(value: Any) -> Any:
 # Values
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a value, also in its items and attributes."""
+def iterate_texts(value: Any) -> Iterator[str]:
+    """Yield every string in a value: in its keys, items, array elements and attributes, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from texts_in([*value, *value.values()])
+        yield from iterate_texts([*value, *value.values()])
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from texts_in(item)
+            yield from iterate_texts(item)
     elif isinstance(value, np.ndarray) and value.dtype.kind == "U":
         yield from map(str, value.ravel())
     elif hasattr(value, "__dict__"):
-        yield from texts_in(vars(value))
+        yield from iterate_texts(vars(value))
 
 
-def _shortest(values: NDArray[np.float32]) -> list[Any]:
-    """Return a float32 array as lists, each number with the fewest digits that read back to the same float32."""
+def _to_shortest_floats(values: NDArray[np.float32]) -> list[Any]:
+    """Return a float32 array as lists of floats, each with the fewest digits that read back to the same float32."""
+    # NumPy writes a float32 as text with the fewest digits, such as 0.1 and not 0.10000000149011612.
     if values.ndim > 1:
-        return [_shortest(part) for part in values]
-    shortest: list[Any] = values.astype(str).astype(np.float64).tolist()
-    return shortest
+        return [_to_shortest_floats(part) for part in values]
+    floats: list[Any] = values.astype(str).astype(np.float64).tolist()
+    return floats
 
 
 def finite_or_none(number: float) -> float | None:
-    """Return the number, or None where it is NaN or infinite: JSON has neither."""
+    """Return the number, or None if it is NaN or infinite, which JSON cannot express."""
     return number if math.isfinite(number) else None
 
 
 def digits(number: float) -> str:
-    """Return the digits that are needed to read a number back unchanged; empty where it is undefined."""
+    """Return the shortest text that reads back to the same float; "" for NaN and infinity."""
     return repr(float(number)) if math.isfinite(number) else ""
 
 
-def plain(value: Any, convert_float: Callable[[float], float | None] = float) -> Any:
-    """Return a value as JSON takes it, with NumPy's arrays as lists; `convert_float` converts each float."""
-    # Truth values, whole numbers and texts (the letters "biuU") are plain after `tolist`; floats are converted below.
+def to_plain(value: Any, convert_float: Callable[[float], float | None] = float) -> Any:
+    """Return a value made of the types that `json` writes: arrays and tuples become lists, NumPy scalars plain ones.
+
+    `convert_float` converts each float, for example by `finite_or_none`.
+    """
+    # `tolist` makes booleans, integers and texts (dtype.kind in "biuU") plain. Floats still need `convert_float`.
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "biuU":
             return value.tolist()
         if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim:
-            value = _shortest(value)
+            value = _to_shortest_floats(value)
         else:
             value = value.tolist()
     if isinstance(value, float):
         return convert_float(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(item, convert_float) for name, item in value.items()}
+        return {str(name): to_plain(item, convert_float) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, convert_float) for item in value]
+        return [to_plain(item, convert_float) for item in value]
     return value

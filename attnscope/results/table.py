@@ -1,8 +1,8 @@
-"""Declare columns of numbers and texts with their meaning, unit and range, and hold them as tables. NumPy only.
+"""Declare columns by name, meaning, unit and range, and hold their values as tables. Needs NumPy only.
 
-A column of numbers, such as `effect`, may have companions: further numbers for each row, such as `effect_low` and
-`effect_high`, the ends of its intervals. `COMPANIONS` lists them. Every question declares its columns with the
-functions here; companions need no declaration.
+A companion of a column is a further number for each row that belongs to it. The column `effect` may have the companions
+`effect_low` and `effect_high`, the ends of its 95% interval. `COMPANIONS` lists all endings. The classes of results
+(`attnscope.questions`) declare their columns with the functions here; companions need no declaration.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Floats = NDArray[np.float64]
 ColumnKind = Literal["number", "count", "text", "flag"]
 
 COMPANIONS = ("low", "high", "baseline", "count")
-"""What the companions of a column of numbers hold: both ends of its 95% interval, its value by chance, and how many
-values it is the mean of. Their names are the column's with these endings."""
+"""The endings of companions. "low" and "high" are the ends of the 95% interval, "baseline" is the value expected by
+chance, and "count" is the number of values that were averaged. The ending "low" of `effect` makes `effect_low`."""
 
 DTYPES: Mapping[ColumnKind, Any] = {
     "number": np.float64,
@@ -30,13 +30,13 @@ DTYPES: Mapping[ColumnKind, Any] = {
     "text": np.str_,
     "flag": np.bool_,
 }
-"""The NumPy type of each kind of column when a table is made."""
+"""By kind of column, the NumPy type of its values in a table that is made here."""
 
 _DTYPE_LETTERS: Mapping[ColumnKind, str] = {"number": "f", "count": "iu", "text": "U", "flag": "b"}
-"""The NumPy types of each kind of column that are accepted from a file, as letters of `dtype.kind`."""
+"""By kind of column, the values of `dtype.kind` that are accepted in a table from a file."""
 
-_SLACK = 0.01
-"""How far a number in a file may be beyond the declared range of its column, as rounding may carry it there."""
+_RANGE_TOLERANCE = 0.01
+"""How far a number in a file may lie outside the declared range of its column, because of rounding."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Column:
     Attributes:
         name: Its name in Python and in files.
         meaning: A sentence on what its values are.
-        unit: Such as "nats" or "share"; empty for plain numbers.
-        range: Its smallest and its largest possible value; None where there is no bound.
-        label: Its name for people; empty = `name` with blanks.
-        short: The same in a few letters, above a narrow column; empty = the label.
+        unit: Such as "nats" or "share"; "" = the numbers have no unit.
+        range: The smallest and the largest possible value; None = no bound.
+        label: Its name in reports; "" = `name` with spaces for underscores.
+        short: A shorter label for the head of a narrow column; "" = the label.
         kind: "number" (NaN = unknown), "count" (whole numbers), "text" or "flag" (true or false).
-        refers_to: The name of a table, if its whole numbers are indices of that table's rows; -1 = no row.
+        refers_to: The name of a table, if the values are row indices of that table (-1 = no row); "" = they are not.
     """
 
     name: str
@@ -65,16 +65,16 @@ class Column:
 
     @classmethod
     def rebuild(cls, description: Mapping[str, Any]) -> Column:
-        """Return a column from its fields by name, as `dataclasses.asdict` returns them.
+        """Return a column from its fields by name, as `dataclasses.asdict` made them and JSON stored them.
 
         Raises:
             ValueError: A field has another type, or the kind is unknown.
         """
-        # JSON has a list where the range is a tuple.
+        # JSON stores the tuple `range` as a list.
         low, high = description["range"]
         column = cls(**{**description, "range": (low, high)})
         are_bounds = isinstance(low, int | float | None) and isinstance(high, int | float | None)
-        # All other fields are texts.
+        # Except for the range, every field of `Column` is a string.
         texts = [value for name, value in description.items() if name != "range"]
         if (
             not are_bounds
@@ -86,66 +86,67 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Return its name for people."""
+        """Return the name for reports."""
         return self.label or self.name.replace("_", " ")
 
     @property
     def header(self) -> str:
-        """Return its name for people above a narrow column."""
+        """Return the name for the head of a narrow column."""
         return self.short or self.title
 
 
 @dataclass(frozen=True)
 class Array(Column):
-    """The declaration of an array along the rows of tables.
+    """The declaration of an array of any number of axes, such as weights of shape (head, query, key).
 
     Attributes:
-        axes: A name for each axis. The name of a table: the axis has an entry for each of its rows. Digits, such as
-            "3": it has that size. Any other name: it has the same size in all arrays of the result.
+        axes: A name for each axis. An axis named after a table has an entry for each row of that table. An axis named
+            by digits, such as "3", has that size. An axis of any other name has the same size in all arrays of the
+            result.
     """
 
     axes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def number(name: str, meaning: str = "", unit: str = "", **fields: Any) -> Column:
-    """Declare a column of numbers; `fields` are other fields of `Column`, here and below."""
+    """Declare a column of floats. `fields` are further fields of `Column`, as in the four functions below."""
     return Column(name, meaning, unit, **fields)
 
 
 def share(name: str, meaning: str = "", **fields: Any) -> Column:
-    """Declare a column of numbers from 0 to 1."""
+    """Declare a column of floats from 0 to 1."""
     return Column(name, meaning, "share", (0, 1), **fields)
 
 
 def count(name: str, meaning: str = "", **fields: Any) -> Column:
-    """Declare a column of whole numbers."""
+    """Declare a column of integers."""
     return Column(name, meaning, kind="count", **fields)
 
 
 def text(name: str, meaning: str = "", **fields: Any) -> Column:
-    """Declare a column of texts."""
+    """Declare a column of strings."""
     return Column(name, meaning, kind="text", **fields)
 
 
 def flag(name: str, meaning: str = "", **fields: Any) -> Column:
-    """Declare a column of truth values."""
+    """Declare a column of booleans."""
     return Column(name, meaning, kind="flag", **fields)
 
 
-MAX_HEADS = 10_000
-"""More layers, and more heads in a layer, than any model has: a file with larger numbers is damaged."""
+MAX_LAYERS_OR_HEADS = 10_000
+"""A bound that no model reaches with its layers, or with its heads per layer. A file with more is damaged."""
 
 HEADS = (
     text("kind", "kind of attention: encoder, decoder or cross"),
-    count("layer", "its layer, from 0", range=(0, MAX_HEADS - 1)),
-    count("head", "its number in the layer, from 0", range=(0, MAX_HEADS - 1)),
+    count("layer", "its layer, from 0", range=(0, MAX_LAYERS_OR_HEADS - 1)),
+    count("head", "its number in the layer, from 0", range=(0, MAX_LAYERS_OR_HEADS - 1)),
 )
-"""The columns with which every table of heads begins."""
+"""The first three columns of every table that has one row per head."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A cell of `Table.of`: a number with those of its `COMPANIONS` that are known."""
+    """A number and its companions, as one cell of `Table.of`; None = that companion is unknown. See `COMPANIONS`."""
 
     value: float
     low: float | None = None
@@ -159,8 +160,8 @@ class Table:
     """Columns of equal length.
 
     Attributes:
-        columns: The declarations by name, in the order of the columns.
-        values: The values of columns and of their companions, such as `effect_low`, by name; each (row,).
+        columns: By name, the declaration of each column, in the order of the columns. Companions are not in it.
+        values: By name, the values of each column and of each companion, such as `effect_low`; each array is (row,).
     """
 
     columns: Mapping[str, Column]
@@ -168,12 +169,13 @@ class Table:
 
     @classmethod
     def of(cls, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
-        """Make a table of rows.
+        """Make a table from rows given as mappings.
 
         Args:
             columns: The declarations.
-            rows: The cells of each row by the name of their column. A cell of a column of numbers may be an `Estimate`,
-                or another object with `value` and some of `COMPANIONS`; None or no cell = unknown.
+            rows: For each row, its cells by column name. In a column of kind "number" a cell may be a number, or an
+                object with the attribute `value` and some of `COMPANIONS`, such as an `Estimate`. A missing cell or
+                None = unknown, and becomes NaN.
         """
         values: dict[str, NDArray[Any]] = {}
         for column in columns:
@@ -181,9 +183,9 @@ class Table:
             if column.kind != "number":
                 values[column.name] = np.array(cells, DTYPES[column.kind])
                 continue
-            # Each cell is a number, an object with `value`, or None, which becomes NaN.
+            # float64 turns None into NaN.
             values[column.name] = np.array([getattr(cell, "value", cell) for cell in cells], np.float64)
-            # A companion that no cell has is left out.
+            # If no cell has a companion, the table gets no array for it.
             for companion in COMPANIONS:
                 numbers = [getattr(cell, companion, None) for cell in cells]
                 if any(number is not None for number in numbers):
@@ -192,19 +194,19 @@ class Table:
 
     @classmethod
     def of_arrays(cls, columns: Sequence[Column], /, **values: Any) -> Table:
-        """Make a table of arrays by name: the values of columns and of their companions, such as `effect_low`."""
+        """Make a table from arrays, by the names of columns and companions: `effect=…, effect_low=…`."""
         declared = {column.name: column for column in columns}
         arrays = {}
         for name, cells in values.items():
-            # A companion has no declaration, and holds numbers.
             column = declared.get(name)
+            # None = the name of a companion. Companions have no declaration, and are floats.
             dtype = np.float64 if column is None else DTYPES[column.kind]
             arrays[name] = np.asarray(cells, dtype)
         return cls(declared, arrays)
 
     @classmethod
     def of_rows(cls, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
-        """Make a table of rows that have a cell for each column, in the order of the columns."""
+        """Make a table from rows given as sequences: a cell for each column, in the order of the columns."""
         names = [column.name for column in columns]
         return cls.of(columns, [dict(zip(names, row, strict=True)) for row in rows])
 
@@ -222,29 +224,33 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
     def companion(self, name: str, companion: str) -> Floats:
-        """Return a companion of a column, (row,); NaN if the table does not have it.
+        """Return the values of a companion of a column, (row,); all NaN if the table does not have it.
 
         Args:
-            name: The column.
-            companion: One of `COMPANIONS`, such as "low".
+            name: The name of the column.
+            companion: The ending of the companion, one of `COMPANIONS`, such as "low".
         """
         return self.values.get(f"{name}_{companion}", np.full(len(self), math.nan))
 
     def interval(self, name: str) -> Floats:
-        """Return the value, and the low and high end of its 95% interval, of each row, (row, 3); NaN = unknown."""
+        """Return (row, 3): the value of each row, then the low and the high end of its 95% interval; NaN = unknown."""
         return np.stack([self[name], self.companion(name, "low"), self.companion(name, "high")], -1)
 
     @property
     def number_columns(self) -> tuple[str, ...]:
-        """Return the names of the columns of numbers, in their order."""
+        """Return the names of the columns of kind "number", in their order."""
         return tuple(name for name, column in self.columns.items() if column.kind == "number")
 
     def select(self, rows: Any) -> Table:
-        """Return a table of some rows, by a mask or by their indices in the order that they are to have."""
+        """Return a table of some rows.
+
+        Args:
+            rows: A boolean mask, (row,), or row indices, in the order that the rows of the new table have.
+        """
         return Table(self.columns, {name: values[rows] for name, values in self.values.items()})
 
     def with_column(self, column: Column, values: Any, **companions: Any) -> Table:
-        """Return the table with a further column at its end, and with its companions, by names in `COMPANIONS`."""
+        """Return the table with one more column at the end, and companions of it by their endings: `low=…, high=…`."""
         arrays = {**self.values, column.name: np.asarray(values, DTYPES[column.kind])}
         for companion, numbers in companions.items():
             arrays[f"{column.name}_{companion}"] = np.asarray(numbers, np.float64)
@@ -252,12 +258,12 @@ class Table:
 
     @classmethod
     def stack(cls, tables: Sequence[Table]) -> Table:
-        """Return one table with the rows of several tables, below each other, and the columns of all of them.
+        """Concatenate the rows of several tables. The result has every column that any of the tables has.
 
-        Where a table lacks a column or companion of numbers, its rows have NaN. No table may lack a column of another
-        kind.
+        If a table lacks a column of kind "number" or a companion, its rows get NaN. All tables must have the columns of
+        the other kinds.
         """
-        # The names of all arrays, in the order in which they first stand in any table.
+        # A dict used as an ordered set: the names of all columns and companions, in order of first appearance.
         columns: dict[str, Column] = {}
         names: dict[str, None] = {}
         for table in tables:
@@ -275,16 +281,16 @@ class Table:
         return list(zip(self["layer"].tolist(), self["head"].tolist(), strict=True))
 
     def head_names(self, *, with_kind: bool = False) -> list[str]:
-        """Return the name of each row of a table of heads, such as L3H1; "cross L3H1" with its kind."""
+        """Return the name of each row of a table of heads, such as "L3H1"; with its kind "cross L3H1"."""
         names = [f"L{layer}H{head}" for layer, head in self.layer_heads]
         if not with_kind:
             return names
         return [f"{kind} {name}" for kind, name in zip(self["kind"].tolist(), names, strict=True)]
 
     def grid(self, name: str, kind: str) -> Floats:
-        """Return a column of a table of heads, for one kind of attention, (layer, head).
+        """Return a column of a table of heads as an array (layer, head), for the heads of one kind of attention.
 
-        It reaches to the last layer and the last head in the table; NaN = the table has no such head.
+        The last layer and the last head of the table set its size; NaN = the table has no such head.
         """
         of_kind = self.select(self["kind"] == kind)
         layers = of_kind["layer"]
@@ -294,17 +300,17 @@ class Table:
         return grid
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Yield the names of all columns and companions, then the values of one row after the other."""
+        """Yield a header, the names of all columns and companions, and then the values of each row."""
         yield tuple(self.values)
         yield from zip(*(values.tolist() for values in self.values.values()), strict=True)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Return each row as a dictionary: its values by the names of columns and companions."""
+        """Return each row as a dict: its values by the names of columns and companions."""
         header, *rows = self.rows()
         return [dict(zip(header, row, strict=True)) for row in rows]
 
     def to_pandas(self) -> Any:
-        """Return it as a `pandas.DataFrame`, with a column for each column and companion.
+        """Return the table as a `pandas.DataFrame`, with a column for each column and companion.
 
         Raises:
             AttnscopeError: pandas is not installed; attnscope does not depend on it.
@@ -315,81 +321,81 @@ class Table:
             raise AttnscopeError("pandas is not installed", "pip install pandas, or write csv") from None
         return pandas.DataFrame(dict(self.values))
 
-    def require_sound(self, name: str, wanted: Iterable[Column], sizes: Mapping[str, int]) -> None:
-        """Refuse a table that lacks columns, or holds values that they cannot have.
+    def require_valid(self, name: str, required: Iterable[Column], sizes: Mapping[str, int]) -> None:
+        """Refuse a damaged table: it lacks columns, or has values outside their declared type or range.
 
         Args:
-            name: Its name in messages.
-            wanted: The columns that it must have; it may declare others, too.
-            sizes: The number of rows of every table of the result, by name.
+            name: The name of the table in messages.
+            required: The columns that the table must have; it may declare others, too.
+            sizes: By name, the number of rows of every table of the result, which `refers_to` needs.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: The table is damaged.
         """
-        # Each column that is wanted or declared has values.
-        for column_name in sorted({*self.columns, *(column.name for column in wanted)}):
+        # Each column that is required or declared has values.
+        for column_name in sorted({*self.columns, *(column.name for column in required)}):
             if column_name not in self.values:
                 raise ValueError(f"its {name} lack {column_name}")
-        # A column that is wanted has the wanted kind, if the file declares it itself.
-        for column in wanted:
+        # If the file declares a required column itself, it must declare the same kind.
+        for column in required:
             if self.columns.get(column.name, column).kind != column.kind:
                 raise ValueError(f"{name}.{column.name} is no {column.kind}")
-        # Each column and companion has a value for each row, of the declared type and range.
+        # Each array has one value for each row, of the declared type and range.
         for column_name, values in self.values.items():
             full_name = f"{name}.{column_name}"
             if values.shape != (len(self),):
                 raise ValueError(f"{full_name} has the shape {values.shape}, not {(len(self),)}")
-            require_values(full_name, values, declaration_of(column_name, self.columns), sizes)
+            require_values(full_name, values, find_declaration(column_name, self.columns), sizes)
 
 
-C = TypeVar("C", bound=Column)
+ColumnT = TypeVar("ColumnT", bound=Column)
 
 
-def declaration_of(name: str, columns: Mapping[str, C]) -> C:
-    """Return the declaration of a column or an array, or make that of a companion, such as `effect_low`.
+def find_declaration(name: str, columns: Mapping[str, ColumnT]) -> ColumnT:
+    """Return the declaration of a column or an array; for a companion, such as `effect_low`, make a declaration.
 
     Args:
         name: The name of the column, array or companion.
-        columns: The declarations by name.
+        columns: By name, the declarations of columns or of arrays.
 
     Raises:
-        ValueError: It is neither declared nor a companion of one that is.
+        ValueError: The name is neither declared nor a declared name with an ending of `COMPANIONS`.
     """
     if name in columns:
         return columns[name]
     base, _, companion = name.rpartition("_")
     if base not in columns or companion not in COMPANIONS:
         raise ValueError(f"it has {name!r}, which is not declared")
-    # Companions are numbers in any range, also those of columns of other kinds.
+    # A companion is a float without bounds, even if its column is a count or has a range.
     return replace(columns[base], kind="number", range=(None, None), refers_to="")
 
 
 def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mapping[str, int]) -> None:
-    """Refuse values that a column or an array cannot have; NaN lies in every range.
+    """Refuse values that do not fit the declaration of their column or array. NaN fits every range.
 
     Args:
-        name: Their name in messages.
+        name: The name of the column or array in messages.
         values: The values, of any shape.
         column: The declaration.
-        sizes: The number of rows of every table of the result, by name.
+        sizes: By name, the number of rows of every table of the result, which `refers_to` needs.
 
     Raises:
-        ValueError: Their type is not that of the column's kind, or one is beyond the range.
+        ValueError: The NumPy type does not fit the column's kind, or a value is outside the range.
     """
     if values.dtype.kind not in _DTYPE_LETTERS[column.kind]:
         raise ValueError(f"{name} is an array of {values.dtype}")
     if not values.size or column.kind in ("text", "flag"):
         return
-    # Indices of rows of a table lie between -1, no row, and its last row.
+    # Row indices of another table lie between -1, which means no row, and its last row.
     low, high = column.range
     if column.refers_to:
         low = -1
         high = sizes.get(column.refers_to, 0) - 1
-    slack = _SLACK if column.kind == "number" else 0
+    tolerance = _RANGE_TOLERANCE if column.kind == "number" else 0
     # fmin and fmax ignore NaN. If all values are NaN, so are the results: both comparisons are then false.
     smallest = np.fmin.reduce(values, axis=None)
     largest = np.fmax.reduce(values, axis=None)
-    is_below = low is not None and smallest < low - slack
-    is_above = high is not None and largest > high + slack
+    is_below = low is not None and smallest < low - tolerance
+    is_above = high is not None and largest > high + tolerance
     if is_below or is_above:
         raise ValueError(f"a number of {name} is not between {low} and {high}")

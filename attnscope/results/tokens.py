@@ -1,4 +1,7 @@
-"""Hold the tokens of a text: find them by name, merge them into words, keep them as a table. NumPy only."""
+"""Hold the tokens of a text: find them by name, merge them into words, store them as a table. Needs NumPy only.
+
+The position of a token is its index among the tokens of the text, from 0. Users write it as `@9`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.results.table import Table, count, flag
 from attnscope.results.table import text as text_column
 
-TOKENS = (
+TOKEN_COLUMNS = (
     text_column("token", "the token as the tokenizer writes it; a leading space as ·"),
     count(
         "id",
@@ -33,32 +36,32 @@ TOKENS = (
     count("segment", "0 = of the first text, 1 = of the second one of a pair", range=(0, 1)),
     flag("generated", "whether the model wrote it itself"),
 )
-"""The columns of a table of tokens."""
+"""The columns of a table with one row per token, see `make_tokens_table`."""
 
 UNKNOWN_WORD = -2
-"""The value of the column `word` if the tokenizer cannot tell words."""
+"""The value of the column `word` in all rows if the tokenizer does not tell words apart (`Tokens.words` is None)."""
 
-_PLACES = re.compile(r"@([0-9]{1,9})(?:-([0-9]{1,9}))?")
-"""The place of a token in the text, counted from 0, as users write it: @9; or a range of places: @3-5."""
+_POSITIONS = re.compile(r"@([0-9]{1,9})(?:-([0-9]{1,9}))?")
+"""A position as users write it, such as @9, or a range of positions, both ends included, such as @3-5."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The tokens of a text, or of a pair of texts, in their order. The index of a token is called its place.
+    """The tokens of a text, or of a pair of texts, in order. The index of a token is called its position.
 
     Attributes:
-        text: The text that was tokenised (of a pair: the first).
-        ids: The tokenizer's numbers, (token,), int64; -1 for words that were merged from several tokens.
-        labels: A text to show for each token: pieces as the tokenizer writes them (`##ing`), a leading space as `·`,
-            bytes that are no character by themselves as `<0xE4>`. Never empty.
-        offsets: First and last + 1 character of each token in its text, (token, 2), int32; (-1, -1) for tokens that
-            stand for no text, such as [CLS], and for all tokens where the tokenizer cannot tell.
+        text: The text that was tokenised; of a pair, the first text.
+        ids: The token ids of the vocabulary, (token,), int64; -1 for a word that was merged from several tokens.
+        labels: What to print for each token, never empty. Word pieces are as the tokenizer writes them (`##ing`), a
+            leading space is `·`, and a byte that is no character by itself is `<0xE4>`.
+        offsets: The character offsets (start, stop) of each token in its text, (token, 2), int32. (-1, -1) for tokens
+            that stand for no text, such as [CLS], and for all tokens if the tokenizer has no offsets.
         special: Whether the tokenizer added the token ([CLS], [SEP], <s>), (token,), bool.
-        words: The index of the word that a token is part of, from 0 in each segment, (token,), int32; -1 = part of no
-            word. None where the tokenizer cannot tell.
+        words: The index of the word that each token is part of, from 0 in each segment, (token,), int32; -1 = part of
+            no word. None = the tokenizer does not tell words apart.
         segments: 0 for tokens of the first text, 1 for tokens of the second text of a pair, (token,), int32.
-        pair: The second text of a pair, else None.
-        n_given: How many tokens, the first ones, were given to the model; it wrote the others itself. -1 = all were.
+        pair: The second text of a pair; None = there is one text.
+        n_given: The number of tokens in the prompt. The model generated the tokens after them. -1 = it generated none.
     """
 
     text: str
@@ -75,106 +78,118 @@ class Tokens:
         return len(self.labels)
 
     def take(self, keep: NDArray[Any]) -> Tokens:
-        """Return some of the tokens: those of a boolean mask, or those at some places, in the order of the places."""
-        places = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        """Return some of the tokens.
+
+        Args:
+            keep: A boolean mask, (token,), or the positions of the tokens, in the order that the result has.
+        """
+        positions = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
         n_given = self.n_given
         if n_given >= 0:
-            n_given = int((places < n_given).sum())
+            n_given = int((positions < n_given).sum())
         return replace(
             self,
-            ids=self.ids[places],
-            labels=tuple(self.labels[place] for place in places),
-            offsets=self.offsets[places],
-            special=self.special[places],
-            words=None if self.words is None else self.words[places],
-            segments=self.segments[places],
+            ids=self.ids[positions],
+            labels=tuple(self.labels[position] for position in positions),
+            offsets=self.offsets[positions],
+            special=self.special[positions],
+            words=None if self.words is None else self.words[positions],
+            segments=self.segments[positions],
             n_given=n_given,
         )
 
     def sinks(self, kind: str) -> NDArray[np.bool_]:
-        """Return which tokens are attention sinks, where heads put attention that they have no use for, (token,), bool.
+        """Return which tokens count as attention sinks, for one kind of attention, (token,), bool.
 
-        They are special tokens and, in a decoder, the first token, whatever it is (Xiao et al. 2024): many decoders,
-        such as GPT-2, get no special token. `--hide-special` hides them.
+        A sink is a token to which heads attend when no other token is relevant. All special tokens are sinks. In a
+        decoder the first token is one, too, even if it is an ordinary token (Xiao et al. 2024): many decoders, such as
+        GPT-2, read no special token. `--hide-special` hides the sinks.
         """
         sinks = self.special.copy()
-        # This is a slice because a text may be empty.
+        # The slice selects nothing if there are no tokens, where an index would raise.
         if kind == "decoder":
             sinks[:1] = True
         return sinks
 
-    def find(self, wanted: str) -> tuple[int, ...]:
-        """Return the places of the tokens that a user names.
+    def find(self, query: str) -> tuple[int, ...]:
+        """Return the positions of the tokens that a user names.
 
-        `@9` is the token at place 9, and `@3-5` are those at the places 3, 4 and 5. Any other name is read in these
-        ways, in this order, until one finds tokens:
+        `@9` is the token at position 9, and `@3-5` are the tokens at the positions 3, 4 and 5. Any other name is
+        compared in these ways, in this order, until one way finds tokens:
 
-        1. A whole word (all its pieces); a label as it is; a label without the mark of a word piece or a space.
-        2. The same three, without regard to case.
-        3. A phrase, wherever it stands in the text.
-        4. A list of names, such as `it,cat` or `@3,@7`.
+        1. With whole words (all tokens of the word match), then with labels, then with labels without `##` or `·`.
+        2. With the same three, ignoring case.
+        3. As a phrase of two or more words, at all its occurrences in the text.
+        4. As a list of names, such as `it,cat` or `@3,@7`.
 
         Returns:
-            The places, ascending; empty if there is no such token, or none for one name of a list.
+            The positions, ascending. () if no token matches, or if any name of a list matches no token.
         """
-        places = self.find_one(wanted)
-        if places or "," not in wanted:
-            return places
-        places_by_name = [self.find_one(name.strip()) for name in wanted.split(",")]
-        if not all(places_by_name):
+        positions = self.find_one(query)
+        if positions or "," not in query:
+            return positions
+        positions_by_name = [self.find_one(name.strip()) for name in query.split(",")]
+        if not all(positions_by_name):
             return ()
-        return tuple(sorted({*itertools.chain(*places_by_name)}))
+        return tuple(sorted({*itertools.chain(*positions_by_name)}))
 
-    def find_part(self, wanted: str) -> tuple[int, ...]:
-        """Return places as `find` does. Of a pair, "A" is its first text and "B" its second, without special tokens."""
-        if self.pair is None or wanted not in ("A", "B"):
-            return self.find(wanted)
-        segment = "AB".index(wanted)
+    def find_part(self, query: str) -> tuple[int, ...]:
+        """Return positions as `find` does. In a pair of texts "A" is all of the first, "B" all of the second.
+
+        Neither includes special tokens.
+        """
+        if self.pair is None or query not in ("A", "B"):
+            return self.find(query)
+        segment = "AB".index(query)
         return tuple(np.flatnonzero((self.segments == segment) & ~self.special).tolist())
 
-    def not_found(self, wanted: str, *others: Tokens) -> AttnscopeError:
+    def not_found(self, query: str, *others: Tokens) -> AttnscopeError:
         """Return the error for a name that `find` found neither in these tokens nor in `others`, such as the keys.
 
-        Its hint lists all tokens with their places, as `find` takes them: `@0 [CLS]  @1 it`.
+        Its hint lists all tokens with their positions, as `find` takes them: `@0 [CLS]  @1 it`.
         """
         searched = (self, *others)
-        # The keys of a dict, so that equal lines of queries and keys stand there once.
+        # A dict used as an ordered set: in self-attention queries and keys make equal lines, and the hint has one.
         lines: dict[str, None] = {}
         for tokens in searched:
-            lines["  ".join(f"@{place} {label}" for place, label in enumerate(tokens.labels))] = None
-        # Of a list of names, those that were found nowhere.
-        names = map(str.strip, wanted.split(","))
+            line = "  ".join(f"@{position} {label}" for position, label in enumerate(tokens.labels))
+            lines[line] = None
+        # From a list of names, only the names that match no token.
+        names = map(str.strip, query.split(","))
         missing = [name for name in names if not any(tokens.find_one(name) for tokens in searched)]
         return AttnscopeError(
-            f"no token is {','.join(missing) or wanted!r}", f"the tokens are: {'; '.join(lines)}"
+            f"no token is {','.join(missing) or query!r}", f"the tokens are: {'; '.join(lines)}"
         )
 
-    def find_one(self, wanted: str) -> tuple[int, ...]:
-        """Return the places of the tokens that one name names; `find` takes lists of names, too."""
-        if match := _PLACES.fullmatch(wanted):
+    def find_one(self, query: str) -> tuple[int, ...]:
+        """Return the positions of the tokens that a single name names; `find` takes lists of names, too."""
+        if match := _POSITIONS.fullmatch(query):
             first = int(match[1])
             last = int(match[2] or match[1])
             return tuple(range(first, last + 1)) if first <= last < len(self) else ()
-        # The whole word that each token is part of; empty where words are not known.
+        # The whole word that each token is part of; "" if words are unknown.
         words = [""] * len(self)
         if self.words is not None:
             for group in self.word_groups():
-                for place in group:
-                    words[place] = self._surface(group)
-        # Letters have to agree in case first, then in any case. Words come before labels: the last piece of "bandit" is
-        # "it", and users who say "it" mean the word.
-        bare_labels = [_bare(label) for label in self.labels]
+                for position in group:
+                    words[position] = self._covered_text(group)
+        # Compare with case first, then without. Words come before labels: the last piece of "bandit" is "it", and
+        # users who say "it" mean the word.
+        bare_labels = [_strip_marks(label) for label in self.labels]
         for normalise in (str, str.casefold):
             for names in (words, self.labels, bare_labels):
-                places = [
-                    place for place, name in enumerate(names) if normalise(name) == normalise(wanted)
+                positions = [
+                    position
+                    for position, name in enumerate(names)
+                    if normalise(name) == normalise(query)
                 ]
-                if wanted and places:
-                    return tuple(places)
-        return self._find_phrase(wanted.split())
+                # An empty query would match the "" of unknown words.
+                if query and positions:
+                    return tuple(positions)
+        return self._find_phrase(query.split())
 
     def _find_phrase(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Return the places of two or more words that follow each other in the text, in any case of letters."""
+        """Return the positions of the tokens of all occurrences of a phrase of two or more words, ignoring case."""
         if len(words) < 2:
             return ()
         phrase = r"\s+".join(map(re.escape, words))
@@ -186,111 +201,115 @@ class Tokens:
         return tuple(np.flatnonzero(is_found).tolist())
 
     def _overlaps(self, segment: int, start: int, stop: int) -> NDArray[np.bool_]:
-        """Return which tokens share characters with text[start:stop] of a segment, (token,), bool."""
+        """Return which tokens overlap the characters start to stop of a segment's text, (token,), bool."""
         starts, stops = self.offsets.T
         overlaps: NDArray[np.bool_] = (starts < stop) & (stops > start) & (starts >= 0)
         overlaps &= self.segments == segment
         return overlaps
 
     def with_words(self, words: Sequence[str]) -> Tokens:
-        """Return the same tokens, grouped into other words: those that cover one of `words` become one word.
+        """Return the tokens with new word boundaries: the tokens of each occurrence of one of `words` become one word.
 
-        If `words` make up the whole text, they are taken in their order. Otherwise each is found wherever it stands,
-        the longest first. Tokens that cover none of them keep their word.
+        If `words` joined together are the whole text, each stands for one occurrence, in order. Otherwise every
+        occurrence of each is used; where two overlap, the longer one wins. Other tokens keep their word.
         """
+        # New indices follow the largest old one, so no new word shares its index with an old word.
         word_indices = np.full(len(self), -1, np.int32) if self.words is None else self.words.copy()
-        first_new = int(word_indices.max(initial=-1)) + 1
+        first_new_word = int(word_indices.max(initial=-1)) + 1
         for segment, text in enumerate((self.text, self.pair or "")):
-            for word, (start, stop) in enumerate(_spans_of(words, text), first_new):
+            for word, (start, stop) in enumerate(_find_spans(words, text), first_new_word):
                 word_indices[self._overlaps(segment, start, stop) & ~self.special] = word
         return replace(self, words=word_indices)
 
     def word_groups(self) -> list[list[int]]:
-        """Return the places of the tokens of each word, in order; a token without a word is a group by itself."""
+        """Return the positions of the tokens of each word, in order; a token without a word is a group by itself."""
         groups: list[list[int]] = []
-        # Both texts of a pair count their words from 0: a word is (segment, word).
+        # In a pair of texts both segments count words from 0, so only (segment, word) identifies a word.
         previous: tuple[int, int] | None = None
-        for place in range(len(self)):
-            word = -1 if self.words is None else int(self.words[place])
-            current = (int(self.segments[place]), word)
+        for position in range(len(self)):
+            word = -1 if self.words is None else int(self.words[position])
+            current = (int(self.segments[position]), word)
             if word >= 0 and current == previous:
-                groups[-1].append(place)
+                groups[-1].append(position)
             else:
-                groups.append([place])
+                groups.append([position])
             previous = current
         return groups
 
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
-        """Return one token for each group of places, such as `word_groups`; its label is the text that it covers."""
-        # A merged token is the first one of its group, with another end, another label, and no id.
-        firsts = self.take(np.array([group[0] for group in groups], np.int64))
-        labels = list(firsts.labels)
-        offsets = firsts.offsets.copy()
-        ids = firsts.ids.copy()
+        """Return one token for each group of positions, as from `word_groups`, labelled with the text it covers."""
+        # A merged token is the first token of its group with another stop, another label, and the id -1. Special tokens
+        # keep their labels, and groups of one token their ids.
+        first_tokens = self.take(np.array([group[0] for group in groups], np.int64))
+        labels = list(first_tokens.labels)
+        offsets = first_tokens.offsets.copy()
+        ids = first_tokens.ids.copy()
         for index, group in enumerate(groups):
             offsets[index, 1] = self.offsets[list(group), 1].max()
             if len(group) > 1:
                 ids[index] = -1
-            if not firsts.special[index]:
-                labels[index] = self._surface(group)
-        return replace(firsts, ids=ids, labels=tuple(labels), offsets=offsets)
+            if not first_tokens.special[index]:
+                labels[index] = self._covered_text(group)
+        return replace(first_tokens, ids=ids, labels=tuple(labels), offsets=offsets)
 
-    def _surface(self, group: Sequence[int]) -> str:
-        """Return the text that neighbouring tokens cover; their labels if it is not known or cannot be printed."""
+    def _covered_text(self, group: Sequence[int]) -> str:
+        """Return the text that neighbouring tokens cover; their joined labels if it is unknown or not printable."""
         text = self.pair if self.pair is not None and self.segments[group[0]] else self.text
         start = int(self.offsets[group[0], 0])
         stop = int(self.offsets[list(group), 1].max())
         covered = text[start:stop].strip() if start >= 0 else ""
         if covered and covered.isprintable():
             return covered
-        return "".join(_bare(self.labels[place]) for place in group)
+        return "".join(_strip_marks(self.labels[position]) for position in group)
 
     def __repr__(self) -> str:
         more = " …" if len(self) > 12 else ""
         return f"Tokens({len(self)}: {' '.join(self.labels[:12])}{more})"
 
     def require_whole(self) -> None:
-        """Refuse damaged tokens: fields of unequal length, empty labels, texts that cannot be encoded.
+        """Refuse damaged tokens: fields of unequal length, empty labels, texts with lone surrogates.
 
         Raises:
-            ValueError: They are damaged.
+            ValueError: The tokens are damaged.
         """
         sizes = {len(self.ids), len(self.offsets), len(self.special), len(self.segments), len(self)}
         if len(sizes) > 1 or (self.words is not None and len(self.words) != len(self)):
             raise ValueError("what is known of its tokens is of unequal length")
-        # Lone surrogates cannot be encoded, thus neither drawn nor printed: UnicodeEncodeError is a ValueError.
+        # A text with a lone surrogate can be neither printed nor drawn. `encode` raises UnicodeEncodeError for it, a
+        # subclass of ValueError.
         for text in (self.text, self.pair or "", *self.labels):
             text.encode()
         if not all(self.labels):
             raise ValueError("a token has no label")
 
 
-def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
-    """Return where words stand in a text, as (first, last + 1) character; see `Tokens.with_words`."""
-    # The whole text in the order of words, a group of the pattern for each; group 0 is the whole match.
+def _find_spans(words: Sequence[str], text: str) -> list[tuple[int, int]]:
+    """Return the (start, stop) characters of words in a text, by the rules of `Tokens.with_words`."""
+    # A pattern for all words in order, such as "(New York)\s*(sleeps)". Group 0 is the whole match, group 1 a word.
     pattern = r"\s*".join(f"({re.escape(word)})" for word in words)
-    whole = re.fullmatch(rf"\s*{pattern}\s*", text)
-    if whole is not None:
-        return [whole.span(group) for group in range(1, len(words) + 1)]
-    longest = sorted(set(words), key=len, reverse=True)
-    return [match.span() for match in re.finditer("|".join(map(re.escape, longest)), text)]
+    match_of_all = re.fullmatch(rf"\s*{pattern}\s*", text)
+    if match_of_all is not None:
+        return [match_of_all.span(group) for group in range(1, len(words) + 1)]
+    # An alternation takes the first alternative that matches, so the longest word comes first.
+    longest_first = sorted(set(words), key=len, reverse=True)
+    return [match.span() for match in re.finditer("|".join(map(re.escape, longest_first)), text)]
 
 
-def _bare(label: str) -> str:
-    """Return a label without the mark of a word piece (##) or of a leading space (·)."""
+def _strip_marks(label: str) -> str:
+    """Return a label without a leading ## (which marks a word piece) or · (which stands for a space)."""
     for mark in ("##", "·"):
         if label.startswith(mark) and len(label) > len(mark):
             return label[len(mark) :]
     return label
 
 
-def tokens_table(tokens: Tokens) -> Table:
-    """Return tokens as a table. Their texts are not in it."""
+def make_tokens_table(tokens: Tokens) -> Table:
+    """Return tokens as a table with one row each. It does not hold their texts."""
     n_tokens = len(tokens)
     n_given = n_tokens if tokens.n_given < 0 else tokens.n_given
     words = np.full(n_tokens, UNKNOWN_WORD) if tokens.words is None else tokens.words
     return Table.of_arrays(
-        TOKENS,
+        TOKEN_COLUMNS,
         token=tokens.labels,
         id=tokens.ids,
         start=tokens.offsets[:, 0],
@@ -302,18 +321,18 @@ def tokens_table(tokens: Tokens) -> Table:
     )
 
 
-def tokens_of(table: Table, text: str, pair: str | None = None) -> Tokens:
-    """Return the tokens that `tokens_table` made a table of.
+def tokens_from_table(table: Table, text: str, pair: str | None = None) -> Tokens:
+    """Return the tokens of a table: the inverse of `make_tokens_table`.
 
     Args:
         table: The table.
         text: The text that was tokenised, or the first text of a pair.
-        pair: The second text of a pair.
+        pair: The second text of a pair; None = there is one text.
 
     Raises:
-        ValueError: A token has no label, or one that the model wrote stands before one that it was given.
+        ValueError: A token has no label, or a generated token stands before a token of the prompt.
     """
-    # Those that were given come first.
+    # The prompt comes first, then the tokens that the model generated.
     generated = table["generated"]
     n_given = int((~generated).sum())
     if generated[:n_given].any():

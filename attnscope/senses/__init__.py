@@ -1,4 +1,7 @@
-"""Read photos and recordings from files into pixels and samples. Knows no model."""
+"""Read image and audio files into pixels and samples: `photos`, `recordings`. `tokens` labels what models make of them.
+
+The package knows no model. This module holds the checks and error messages that both readers share.
+"""
 
 import contextlib
 import os
@@ -12,19 +15,20 @@ from attnscope.host import refuse_pipe
 
 
 @contextlib.contextmanager
-def reading(source: Any, noun: str, hint: str) -> Iterator[Path]:
-    """Yield the path of a file; inside the `with`, whatever a decoder raises becomes an AttnscopeError of one line.
+def translate_decoder_errors(source: Any, noun: str, hint: str) -> Iterator[Path]:
+    """Check and yield the path of a file. An exception inside the `with` block becomes an AttnscopeError of one line.
 
-    Warnings are silenced there.
+    Warnings inside the block are silenced.
 
     Args:
-        source: The path.
-        noun: What the file should hold, such as "picture".
-        hint: What to give instead.
+        source: The path, as a user gave it; anything else is refused.
+        noun: What the file should be, for messages: "picture" or "recording".
+        hint: The hint of every error, such as the file formats that can be read.
     """
     if not isinstance(source, str | os.PathLike):
         raise AttnscopeError(f"{type(source).__name__} is no {noun}", hint)
     path = Path(source)
+    # Decoders seek in the file, and opening a pipe without a writer would block.
     refuse_pipe(path, f"a {noun}")
     if path.is_dir():
         raise AttnscopeError(f"{path} is a folder, not a {noun}", hint)
@@ -36,7 +40,7 @@ def reading(source: Any, noun: str, hint: str) -> Iterator[Path]:
         raise
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}", hint) from None
-    # Decoders raise all kinds of exceptions on damaged files.
+    # Pillow and scipy raise many types of exceptions on damaged files, and document no common base class.
     except Exception as error:
         if path.stat().st_size == 0:
             raise AttnscopeError(f"{path} is empty", hint) from None

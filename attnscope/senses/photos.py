@@ -1,4 +1,4 @@
-"""Read photos: turned upright, as RGB."""
+"""Read photos from image files, Pillow images or arrays: as RGB, rotated upright by their EXIF data."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError
-from attnscope.senses import reading
+from attnscope.senses import translate_decoder_errors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PIXELS = 100_000_000
-"""A photo of more pixels is refused before it is unpacked: a small file can hold gigabytes of one colour."""
+"""A photo of more pixels is refused before it is decompressed: a file of a few kilobytes can unpack to gigabytes."""
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "TIFF", "BMP")
-"""The formats of photos, recognised by content. Pillow reads more, but for EPS it starts Ghostscript."""
+"""The formats that are read, recognised by content. Pillow reads more, but for EPS it runs Ghostscript."""
 
 _HINT = f"give a photo: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}; in Python also an image of Pillow, or an array"
 
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """A photo as a model's processor takes it.
+    """Hold a photo that is ready for a model's image processor.
 
     Attributes:
-        image: The photo, upright, mode RGB.
-        source: What to call it: the file's name.
-        size: The side in pixels of the square that the model sees; None = what its processor makes of any photo.
+        image: The upright image, mode RGB.
+        source: Its name in messages and titles: the file's name, or "a picture in memory".
+        size: The side in pixels of the square that the model gets; None = the default size of the model's processor.
     """
 
     image: Image
@@ -40,13 +40,15 @@ class Photo:
 def read_photo(source: Any) -> Photo:
     """Read a photo as RGB.
 
-    It is rotated as its EXIF data says. Of an animation the first frame is taken, and transparency is laid on white.
+    It is rotated as its EXIF data says. Transparent pixels get a white background. Of an animation only the first frame
+    is read.
 
     Args:
-        source: A path, a Photo, an image of Pillow, or an array (height, width, 3) or (height, width) of uint8.
+        source: A path, a Photo, a Pillow image, or a uint8 array (height, width, 3) or (height, width).
 
     Raises:
-        AttnscopeError: There is no such file; it is no picture, damaged, or has more than MAX_PIXELS pixels.
+        AttnscopeError: There is no such file, the file is no picture or damaged, or the photo has more than MAX_PIXELS
+            pixels.
     """
     from PIL import Image
 
@@ -61,15 +63,19 @@ def read_photo(source: Any) -> Photo:
             )
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):
-        return _upright(source, "a picture in memory")
-    # Pillow loads its code for all formats as soon as one of FORMATS is missing: load that of the common ones first.
+        return _to_photo(source, "a picture in memory")
+    # `preinit` imports Pillow's plugins of common formats. Without it, `open` would import the plugins of all formats,
+    # which is slow.
     Image.preinit()
-    with reading(source, "picture", _HINT) as path, Image.open(path, formats=FORMATS) as image:
-        return _upright(image, path.name)
+    with (
+        translate_decoder_errors(source, "picture", _HINT) as path,
+        Image.open(path, formats=FORMATS) as image,
+    ):
+        return _to_photo(image, path.name)
 
 
-def _upright(image: Image, name: str) -> Photo:
-    """Return an image as a photo, turned as its EXIF data says, on white, in RGB."""
+def _to_photo(image: Image, name: str) -> Photo:
+    """Return a Pillow image as a Photo: rotated by its EXIF data, on a white background, in RGB."""
     import PIL.Image
     from PIL import ImageOps
 
@@ -79,12 +85,12 @@ def _upright(image: Image, name: str) -> Photo:
             f"{name} has more than {MAX_PIXELS // 1_000_000} million pixels: {width:,} x {height:,}",
             "shrink it first: models see far fewer",
         )
-    turned = ImageOps.exif_transpose(image)
-    # Modes of more than 8 bits: as RGB, Pillow would clip them at 255.
-    if turned.mode.startswith("I") or turned.mode == "F":
+    upright = ImageOps.exif_transpose(image)
+    # The modes I, I;16 and F have more than 8 bits. `convert("RGB")` would clip their values at 255.
+    if upright.mode.startswith("I") or upright.mode == "F":
         raise AttnscopeError(f"{name} has greys of more than 8 bits", "scale them to 8 bits first")
-    if "A" in turned.getbands() or "transparency" in turned.info:
-        layer = turned.convert("RGBA")
+    if "A" in upright.getbands() or "transparency" in upright.info:
+        layer = upright.convert("RGBA")
         white = PIL.Image.new("RGBA", layer.size, "white")
-        turned = PIL.Image.alpha_composite(white, layer)
-    return Photo(turned.convert("RGB"), name)
+        upright = PIL.Image.alpha_composite(white, layer)
+    return Photo(upright.convert("RGB"), name)

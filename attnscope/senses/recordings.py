@@ -1,4 +1,4 @@
-"""Read recordings: WAV files as one channel of samples at the rate that a model wants."""
+"""Read WAV files as one channel of samples, and resample them to the rate that a model wants."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.senses import reading
+from attnscope.senses import translate_decoder_errors
 
-MAX_BYTES = 1_000_000_000
-"""The largest file that is read, in bytes."""
+MAX_FILE_BYTES = 1_000_000_000
+"""The size of the largest file that is read, in bytes."""
 
 MAX_SAMPLES = 200_000_000
-"""The most samples in a file, over all channels, and the most after resampling: three and a half hours at 16 kHz."""
+"""The most samples in a file, over all channels, and the most after resampling: 3.5 hours of one channel at 16 kHz."""
 
-MAX_RATE = 1_000_000
-"""The highest rate, in samples a second; studios use up to 768,000. The resampling filter is as long as it is high."""
+MAX_RATE_HZ = 1_000_000
+"""The highest sampling rate in Hz; studios use up to 768,000. The resampling filter grows with the rate."""
 
 _HINT = "give a WAV file, in Python also (samples, rate); others can be converted: ffmpeg -i speech.mp3 speech.wav"
 
@@ -29,9 +29,9 @@ class Recording:
     """Hold a recording, mixed to one channel.
 
     Attributes:
-        samples: (sample,), float32, -1 to 1.
-        rate: Samples a second.
-        source: What to call it: the file's name.
+        samples: The samples, (sample,), float32, from -1 to 1.
+        rate: The sampling rate in Hz.
+        source: Its name in messages and titles: the file's name, or "a recording in memory".
     """
 
     samples: NDArray[np.float32]
@@ -40,74 +40,75 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """Return how long it lasts."""
+        """Return the duration in seconds."""
         return len(self.samples) / self.rate
 
     def resampled(self, rate: int) -> Recording:
-        """Return the recording at another rate, by a polyphase filter.
+        """Return the recording at another sampling rate in Hz, by a polyphase filter.
 
         Raises:
-            AttnscopeError: It would have more than MAX_SAMPLES samples.
+            AttnscopeError: The result would have more than MAX_SAMPLES samples.
         """
         if rate == self.rate:
             return self
         if self.seconds * rate > MAX_SAMPLES:
-            raise _too_long(self.source)
+            raise _too_long_error(self.source)
         from scipy.signal import resample_poly
 
-        # rate / self.rate as a fraction in lowest terms.
-        common = math.gcd(rate, self.rate)
-        samples = resample_poly(self.samples.astype(np.float64), rate // common, self.rate // common)
+        # `resample_poly` takes the ratio of the rates as two integers without a common divisor.
+        divisor = math.gcd(rate, self.rate)
+        samples = resample_poly(self.samples.astype(np.float64), rate // divisor, self.rate // divisor)
         return Recording(samples.astype(np.float32), rate, self.source)
 
 
 def read_recording(source: Any) -> Recording:
-    """Read a WAV file of any rate, of 8 to 64 bits; several channels are averaged.
+    """Read a WAV file of 8 to 64 bits per sample; average its channels.
 
     Args:
-        source: A path, or a pair (samples, rate) with samples (sample,) or (sample, channel), floats from -1 to 1.
+        source: A path, a Recording, or a pair (samples, rate). These samples are (sample,) or (sample, channel), floats
+            from -1 to 1 or integers; the rate is in Hz.
 
     Raises:
-        AttnscopeError: There is no such file; it is no WAV file, damaged, or holds no sound; or it exceeds
-            MAX_BYTES, MAX_SAMPLES or MAX_RATE.
+        AttnscopeError: There is no such file, the file is no WAV file, damaged or without samples, or it exceeds
+            MAX_FILE_BYTES, MAX_SAMPLES or MAX_RATE_HZ.
     """
     if isinstance(source, Recording):
         return source
     if isinstance(source, tuple) and len(source) == 2:
-        return _one_channel(np.asarray(source[0]), int(source[1]), "a recording in memory")
+        return _to_recording(np.asarray(source[0]), int(source[1]), "a recording in memory")
     from scipy.io import wavfile
 
-    with reading(source, "recording", _HINT) as path:
-        if path.stat().st_size > MAX_BYTES:
-            raise _too_long(path.name)
+    with translate_decoder_errors(source, "recording", _HINT) as path:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise _too_long_error(path.name)
         rate, samples = wavfile.read(path)
-        return _one_channel(samples, int(rate), path.name)
+        return _to_recording(samples, int(rate), path.name)
 
 
-def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
-    """Return samples, (sample,) or (sample, channel), as a recording: scaled to -1 to 1, and channels averaged."""
-    if samples.ndim not in (1, 2) or not samples.size or not 1 <= rate <= MAX_RATE:
+def _to_recording(samples: NDArray[Any], rate: int, name: str) -> Recording:
+    """Return samples, (sample,) or (sample, channel), as a Recording: scaled to -1 to 1, with channels averaged."""
+    if samples.ndim not in (1, 2) or not samples.size or not 1 <= rate <= MAX_RATE_HZ:
         raise AttnscopeError(
-            f"{name} holds no sound, or not at 1 to {MAX_RATE:,} samples a second", _HINT
+            f"{name} holds no sound, or not at 1 to {MAX_RATE_HZ:,} samples a second", _HINT
         )
     if samples.size > MAX_SAMPLES:
-        raise _too_long(name)
-    # Scale integers to -1 to 1. In uint8 silence is 128; in signed types it is 0, and the lowest number becomes -1.
-    values = samples.astype(np.float64)
+        raise _too_long_error(name)
+    # Scale integers to -1 to 1. Silence is 128 in uint8 and 0 in signed types, whose lowest number becomes -1.
+    scaled = samples.astype(np.float64)
     if samples.dtype == np.uint8:
-        values = (values - 128) / 128
+        scaled = (scaled - 128) / 128
     elif samples.dtype.kind == "i":
-        values = values / -float(np.iinfo(samples.dtype).min)
+        scaled /= -float(np.iinfo(samples.dtype).min)
     # (sample, channel) -> (sample,)
-    if values.ndim == 2:
-        values = values.mean(1)
-    if not np.isfinite(values).all():
+    if scaled.ndim == 2:
+        scaled = scaled.mean(1)
+    if not np.isfinite(scaled).all():
         raise AttnscopeError(f"{name} holds samples that are no numbers", "get the file again")
-    return Recording(values.astype(np.float32), rate, name)
+    return Recording(scaled.astype(np.float32), rate, name)
 
 
-def _too_long(name: str) -> AttnscopeError:
-    """Return the error for a recording of more than MAX_SAMPLES, or of more bytes than MAX_BYTES."""
+def _too_long_error(name: str) -> AttnscopeError:
+    """Return the error for a recording of more than MAX_SAMPLES samples, or of a file over MAX_FILE_BYTES."""
     return AttnscopeError(
         f"{name} is too long: more than {MAX_SAMPLES // 1_000_000} million samples",
         "cut it first: ffmpeg -i long.wav -t 30 short.wav",

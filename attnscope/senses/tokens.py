@@ -1,4 +1,7 @@
-"""Make Tokens of what is no text: the patches of a picture, the frames of a recording, learned queries."""
+"""Make `Tokens` for inputs that are not text: image patches, audio frames, learned queries (as in a Q-Former).
+
+Their labels serve as names in heatmaps. No token has a word, an offset or an id of a tokenizer.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,80 +11,84 @@ from numpy.typing import NDArray
 from attnscope.results.tokens import Tokens
 
 
-def patch_tokens(grid: tuple[int, int], special_labels: tuple[str, ...], source: str) -> Tokens:
-    """Return the tokens of a picture: special ones such as "CLS", then the patches, "row,column".
+def make_patch_tokens(grid: tuple[int, int], special_labels: tuple[str, ...], source: str) -> Tokens:
+    """Return the tokens of a picture: special tokens such as "CLS", then the patches, each labelled "row,column".
 
     Args:
-        grid: How many rows and columns of patches there are.
+        grid: The number of rows and the number of columns of patches.
         special_labels: The labels of the special tokens.
-        source: What to call the picture.
+        source: The name of the picture, which becomes the text of the tokens.
     """
     labels = list(special_labels)
     for row, column in np.ndindex(grid):
         labels.append(f"{row},{column}")
     is_special = np.arange(len(labels)) < len(special_labels)
-    return _tokens(source, labels, is_special)
+    return _make_tokens(source, labels, is_special)
 
 
-def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tokens:
-    """Return the keys of a cross-attention to pictures.
-
-    Args:
-        n: How many keys there are.
-        labels: By the index of a key: "row,column" of a patch, or "CLS" of a special token. Keys without a label are
-            padding.
-        sources: What to call the pictures.
-    """
-    names = [labels.get(index, "filling") for index in range(n)]
-    # The labels of patches, and only they, have a comma.
-    is_special = np.array(["," not in name for name in names])
-    return _tokens(", ".join(sources), names, is_special, in_no_word=True)
-
-
-def query_tokens(n: int, objects: Mapping[int, str] | None = None) -> Tokens:
-    """Return queries that a model learned, "Q0", "Q1" …, which stand for no word.
+def make_key_tokens(n_keys: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tokens:
+    """Return the tokens that a cross-attention to pictures has as keys.
 
     Args:
-        n: How many queries there are.
-        objects: The objects that some queries found, by the index of the query: {3: "cat"} makes "Q3 cat". If there
-            are any, all other queries are special tokens.
+        n_keys: The number of keys.
+        labels: By the index of a key, its label: "row,column" for a patch, a word such as "CLS" for a special token. A
+            key without a label is padding.
+        sources: The names of the pictures.
     """
-    names = [f"Q{index}" for index in range(n)]
-    is_special = np.zeros(n, np.bool_)
+    key_labels = [labels.get(index, "filling") for index in range(n_keys)]
+    # Only the labels of patches, "row,column", have a comma. Padding counts as special.
+    is_special = np.array(["," not in label for label in key_labels])
+    return _make_tokens(", ".join(sources), key_labels, is_special, has_no_words=True)
+
+
+def make_query_tokens(n_queries: int, objects: Mapping[int, str] | None = None) -> Tokens:
+    """Return tokens for the learned queries of a model, labelled "Q0", "Q1", ….
+
+    Args:
+        n_queries: The number of queries.
+        objects: By the index of a query, the object that it detected: {3: "cat"} makes the label "Q3 cat". If there are
+            any objects, the queries without one become special tokens.
+    """
+    labels = [f"Q{index}" for index in range(n_queries)]
+    is_special = np.zeros(n_queries, np.bool_)
     if objects:
         is_special[:] = True
-        for index, label in objects.items():
-            names[index] += f" {label}"
+        for index, object_name in objects.items():
+            labels[index] += f" {object_name}"
             is_special[index] = False
-    return _tokens("", names, is_special, in_no_word=True)
+    return _make_tokens("", labels, is_special, has_no_words=True)
 
 
-def frame_tokens(n: int, seconds_per_frame: float, source: str) -> Tokens:
-    """Return the frames of a recording that an encoder attends to, each labelled with when it begins: "0.02s"."""
-    # Enough decimals to tell frames apart, at least two.
+def make_frame_tokens(n_frames: int, seconds_per_frame: float, source: str) -> Tokens:
+    """Return the tokens of a recording, one per frame of the audio encoder, labelled with its start time: "0.02s"."""
+    # The labels get as many decimals as the seconds per frame have, at least two, so that no two labels are equal.
     _, _, decimals = f"{seconds_per_frame:g}".partition(".")
     n_decimals = max(2, len(decimals))
-    labels = [f"{frame * seconds_per_frame:.{n_decimals}f}s" for frame in range(n)]
-    return _tokens(source, labels, np.zeros(n, np.bool_))
+    labels = [f"{frame * seconds_per_frame:.{n_decimals}f}s" for frame in range(n_frames)]
+    return _make_tokens(source, labels, np.zeros(n_frames, np.bool_))
 
 
-def _tokens(
+def _make_tokens(
     text: str,
     labels: Sequence[str],
     is_special: NDArray[np.bool_],
-    in_no_word: bool = False,
+    has_no_words: bool = False,
 ) -> Tokens:
-    """Return tokens with the ids 0, 1, 2 …, none of them a part of a text.
+    """Return tokens with the ids 0, 1, 2, … and without offsets (-1), because they stand for no characters of a text.
 
-    If they are in no word, the words of all are -1; else whether they form words is not known.
+    Args:
+        text: The text of the tokens.
+        labels: Their labels.
+        is_special: Which tokens are special, (token,).
+        has_no_words: True = every token is part of no word (-1). False = the words are unknown (None).
     """
-    n = len(labels)
+    n_tokens = len(labels)
     return Tokens(
         text=text,
-        ids=np.arange(n, dtype=np.int64),
+        ids=np.arange(n_tokens, dtype=np.int64),
         labels=tuple(labels),
-        offsets=np.full((n, 2), -1, np.int32),
+        offsets=np.full((n_tokens, 2), -1, np.int32),
         special=is_special,
-        words=np.full(n, -1, np.int32) if in_no_word else None,
-        segments=np.zeros(n, np.int32),
+        words=np.full(n_tokens, -1, np.int32) if has_no_words else None,
+        segments=np.zeros(n_tokens, np.int32),
     )

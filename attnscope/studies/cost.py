@@ -15,7 +15,7 @@ from attnscope.models import read_configuration
 from attnscope.models.catalog import resolve
 from attnscope.models.sizes import PRESETS, Sizes, change_sizes, sizes_by_hand, sizes_of
 from attnscope.questions.cost import Cost
-from attnscope.results.storage import plain
+from attnscope.results.storage import to_plain
 from attnscope.results.table import Table
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -192,7 +192,12 @@ def cost(
     sheet.add(MEMORY, "memory", unit="bytes")
 
     tables = {"quantities": Table.of(Cost.TABLES["quantities"], sheet.rows)}
-    options = {"sizes": plain(asdict(sizes)), "n_tokens": n, "dtype": dtype, "notes": _notes(sizes, n)}
+    options = {
+        "sizes": to_plain(asdict(sizes)),
+        "n_tokens": n,
+        "dtype": dtype,
+        "notes": _notes(sizes, n),
+    }
     return Cost({"model": sizes.name, "source": sizes.source}, {}, options, tables, {})
 
 

@@ -1,8 +1,13 @@
-"""Run a model without some of its heads, and add up over texts what changes.
+"""Ablate heads of a model, and sum over texts how its outputs change.
 
-Three measurers go over the texts by the loop of `studies.run`: `MeanOutputs` adds up the outputs of heads,
-`AblationMeasurer` takes heads out, and `GradientMeasurer` differentiates the loss by factors on the heads' outputs. A
-long text is measured in several rows (chunks), and counts once all of them are measured.
+To ablate a head is to replace its output, before the output projection, by other values. The clean run is the forward
+pass without ablation. Three measurers go over the texts in the loop of `studies.run`, a block of texts at a time:
+
+- `MeanOutputs` sums the outputs of heads, for mean ablation.
+- `AblationMeasurer` compares ablated runs with the clean run.
+- `GradientMeasurer` differentiates the loss by a factor on each head's output.
+
+A row is one row of a batch: a text, or a chunk of a long text. A text is complete once all its rows are measured.
 """
 
 from abc import abstractmethod
@@ -31,74 +36,76 @@ from attnscope.studies.run import STEP, BatchHalver, CorpusRun, Measurer, Partia
 from attnscope.studies.workers import Workers
 
 Head = tuple[Kind, int, int]
-"""A head: kind of attention, layer, index in the layer."""
+"""A head: (kind of attention, layer, index of the head in the layer), such as ("decoder", 3, 1)."""
 
-Shapes = Mapping[LayerKey, tuple[int, int]]
-"""The number of heads of each attention, and the width of a head's output; a layer key is (kind, layer)."""
+HeadShapes = Mapping[LayerKey, tuple[int, int]]
+"""By layer key, which is (kind of attention, layer): the number of heads, and the width of a head's output."""
 
 BLOCK = 32
-"""How many texts are finished together; an interruption loses at most so many."""
+"""The number of texts in a block. Sums grow block by block, so an interruption loses one block at most."""
 
-DONORS = 8
-"""For resample ablation: how many other texts' outputs replace a head's output, one text after the other."""
+N_DONORS = 8
+"""Resample ablation repeats every measurement this many times, each time with outputs of another text, the donor."""
 
-Measured = tuple[Floats, Mapping[int, NanOrigin]]
-"""Numbers of each row, (row, …); and by the index of a row, the layer where its queries or keys are not finite."""
+RowNumbers = tuple[Floats, Mapping[int, NanOrigin]]
+"""The numbers of each row, (row, …); and by the index of a broken row, the layer with NaN in its queries or keys."""
 
 HeadOutputs = Mapping[LayerKey, Tensor]
-"""Outputs of heads on one row, before the output projection, (head, token, d) by layer key."""
+"""By layer key, the outputs of heads on one row, before the output projection: (head, token, d_head)."""
 
 QUANTITIES = ("l2", "loss", "kl")
-"""What is measured without heads, see `measure_cuts`."""
+"""The numbers that compare an ablated run with the clean run, see `measure_interventions`."""
 
 
 @dataclass(kw_only=True, eq=False)
 class AblationSums(PartialSums):
-    """Hold sums over texts; while a block of texts is measured, also the numbers of its rows.
+    """Hold sums over texts and, while a block of texts is measured, the numbers of its rows.
 
-    A text is whole when all its rows are measured, and no number of them is NaN or infinite.
+    A text is complete when all its rows are measured, and broken if a number of them is NaN or infinite. Broken texts
+    are left out of the sums.
 
     Attributes:
-        sums: The sums of a measurer over whole texts.
-        whole: The loss of the whole model, with all heads, and the number of predictions.
+        sums: The measurer's sums over complete texts.
+        clean_loss: The sum of the clean run's losses, and the number of predictions.
+        _rows_by_text: The index of a text -> its rows with their numbers.
     """
 
     sums: RunningSums
-    whole: RunningSums = field(default_factory=RunningSums)
-    _rows: dict[int, list[tuple[TextRow, Floats]]] = field(default_factory=dict)
+    clean_loss: RunningSums = field(default_factory=RunningSums)
+    _rows_by_text: dict[int, list[tuple[TextRow, Floats]]] = field(default_factory=dict)
 
     def add_row(self, row: TextRow, numbers: Floats, broken_at: NanOrigin | None) -> None:
-        """Add the numbers of a row, (…); drop its text if the row is broken at a layer, or a number is not finite."""
+        """Add the numbers of a row. Mark its text as broken if `broken_at` names a layer, or a number is not finite."""
         if broken_at is not None:
             self.broken.setdefault(row.text_index, broken_at)
         elif not np.isfinite(numbers).all():
-            # ("", None) stands for the last hidden states of the unchanged model.
+            # No layer is known to be broken. ("", None) means that the last hidden states of the clean run are.
             self.broken.setdefault(row.text_index, ("", None))
-        rows = self._rows.setdefault(row.text_index, [])
+        rows = self._rows_by_text.setdefault(row.text_index, [])
         rows.append((row, numbers))
-        # True at the last row of a text, if none is broken: the text is whole now.
+        # `count_row` returns True at the last row of a text, unless the text is broken.
         if self.count_row(row.text_index, row.n_rows):
             self.n_texts += 1
-            self.n_tokens += sum(each.n_tokens for each, _ in rows)
+            self.n_tokens += sum(measured_row.n_tokens for measured_row, _ in rows)
 
-    def whole_texts(self) -> tuple[Floats, Floats]:
-        """Return for each whole text of the block the sum over its rows, (text, …), and its predictions, (text,)."""
+    def sum_complete_texts(self) -> tuple[Floats, Floats]:
+        """Return the sum over rows of each complete text of the block, (text, …), and its predictions, (text,)."""
         sums = []
         n_predictions = []
         for text in sorted(self._whole_texts):
-            rows = self._rows[text]
+            rows = self._rows_by_text[text]
             sums.append(sum(numbers for _, numbers in rows))
             n_predictions.append(sum(len(row.positions) for row, _ in rows))
         return np.array(sums), np.array(n_predictions, dtype=np.float64)
 
 
 class RowMeasurer(Measurer[AblationSums]):
-    """Measure numbers of each row of a batch, and add up those of whole texts.
+    """Compute numbers for each row of a batch (`measure`, by subclasses), and sum the numbers of complete texts.
 
     Args:
         model: The model.
-        reader: Makes batches of its texts; a worker gets `BatchReader.arguments`, and makes a reader of its own.
-        shape: The shape of the sums.
+        reader: Makes batches of texts. A worker process gets `BatchReader.arguments`, and makes its own reader.
+        shape: The shape of the sums over texts, without the text axis.
     """
 
     def __init__(
@@ -114,35 +121,35 @@ class RowMeasurer(Measurer[AblationSums]):
         return AblationSums(sums=RunningSums(self._shape))
 
     def batches(self, block: TextBlock) -> Sequence[Sequence[TextRow]]:
-        """Cut a block into batches of rows."""
+        """Split a block into batches of rows."""
         return self._reader.batches(block)
 
-    def add(self, part: AblationSums, batch: Sequence[TextRow], result: Measured) -> None:
-        """Add rows to their texts."""
+    def add(self, part: AblationSums, batch: Sequence[TextRow], result: RowNumbers) -> None:
+        """Add the numbers of the rows of a batch to their texts."""
         numbers, broken = result
         for index, row in enumerate(batch):
             part.add_row(row, numbers[index], broken.get(index))
 
     def finish(self, part: AblationSums) -> AblationSums:
-        """Add the whole texts of the block to the sums, in the order of the corpus."""
+        """Add the complete texts of the block to the sums, in the order of the corpus."""
         if part.n_texts:
-            numbers, n_predictions = part.whole_texts()
+            numbers, n_predictions = part.sum_complete_texts()
             self.add_up(part, numbers, n_predictions)
         return part
 
     @abstractmethod
     def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
-        """Add whole texts to the sums: their numbers, (text, …), and how many predictions each has, (text,)."""
+        """Add complete texts to the sums: their numbers, (text, …), and the number of predictions of each, (text,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class PassSettings:
-    """Hold what all passes over the texts share.
+    """Hold the settings that all passes over the texts share: for means, for ablated runs, for gradients.
 
     Attributes:
-        reader: Holds the model, and makes batches of the texts for it.
+        reader: Holds the model, and makes batches of texts for it.
         texts: The texts.
-        workers: How worker processes load the model; None = this process runs it.
+        workers: How worker processes load the model; None = this process runs the model.
     """
 
     reader: BatchReader
@@ -150,25 +157,25 @@ class PassSettings:
     workers: Workers | None = None
 
 
-def _measure(
-    passes: PassSettings,
+def _run_pass(
+    pass_settings: PassSettings,
     measurer: Callable[..., RowMeasurer],
     shape: tuple[int, ...],
     report: ReportProgress | None,
     step: str = STEP,
 ) -> CorpusRun[AblationSums]:
-    """Go over the texts once, with a measurer that gets the arguments of `RowMeasurer`."""
-    # In this process all passes share the reader, which keeps greedy answers.
-    reader: Any = passes.reader
+    """Go over the texts once. `measurer` is a subclass of `RowMeasurer`, or a partial of one."""
+    # In this process all passes share one reader, which caches the greedy answers of an encoder-decoder.
+    reader: Any = pass_settings.reader
     workers = None
-    if passes.workers is not None:
-        reader = passes.reader.arguments
-        # One for each model.
-        workers = (passes.workers,)
+    if pass_settings.workers is not None:
+        reader = pass_settings.reader.arguments
+        # `run` takes a tuple with the workers of each model; here is one model.
+        workers = (pass_settings.workers,)
     return run(
         partial(measurer, reader=reader, shape=shape),
-        (passes.reader.model,),
-        passes.texts,
+        (pass_settings.reader.model,),
+        pass_settings.texts,
         AblationSums(sums=RunningSums(shape)),
         block_size=BLOCK,
         workers=workers,
@@ -177,37 +184,38 @@ def _measure(
     )
 
 
-def _require_end(going: CorpusRun[AblationSums]) -> CorpusRun[AblationSums]:
-    """Return a run if it came to the end of the texts; else raise the error or the Ctrl-C that ended it."""
-    if going.error is not None:
-        raise going.error
-    if not going.complete:
+def _require_complete(corpus_run: CorpusRun[AblationSums]) -> CorpusRun[AblationSums]:
+    """Return a run that reached the end of the texts; else raise the error or the KeyboardInterrupt that ended it."""
+    if corpus_run.error is not None:
+        raise corpus_run.error
+    if not corpus_run.complete:
         raise KeyboardInterrupt
-    return going
+    return corpus_run
 
 
-# Outputs of heads
+# Mean outputs of heads
 
 
 class MeanOutputs(RowMeasurer):
-    """Add up the outputs of heads over all queries that are no padding."""
+    """Sum the outputs of heads over all queries except padding."""
 
-    def measure(self, batch: Sequence[TextRow]) -> Measured:
-        """Return (row, 2, layer key · head · d): the sum of the outputs over queries, and the number of queries."""
+    def measure(self, batch: Sequence[TextRow]) -> RowNumbers:
+        """Return (row, 2, layer key · head · d_head): the sum of outputs over queries, and the number of queries."""
         read = self._reader.read(batch)
-        # Of each attention, (row, 2, head · d), in the order in which the model computes them.
+        # For each attention layer, (row, 2, head · d_head), in the order in which the model computes them.
         by_layer_key: list[Tensor] = []
 
         def observe(call: AttentionCall) -> Tensor:
+            """Compute the attention of a layer unchanged, and record sums of its outputs."""
             output = attend(call)
-            real = read.queries[call.kind].to(output.device)
-            outputs = output.masked_fill(~real[:, None, :, None], 0.0)
-            # (row, head, query, d) -> (row, head · d)
+            query_mask = read.query_masks[call.kind].to(output.device)  # (row, query)
+            outputs = output.masked_fill(~query_mask[:, None, :, None], 0.0)
+            # (row, head, query, d_head) -> (row, head · d_head)
             dtype = sum_dtype(outputs.device)
             sums = outputs.sum(2, dtype=dtype).flatten(1)
-            # Fused kernels may return finite outputs for queries or keys that are NaN.
+            # Fused kernels may return finite outputs for queries or keys that are NaN, so mark these rows.
             sums[~finite_texts(call)] = torch.nan
-            n_queries = real.sum(1, keepdim=True).to(sums)
+            n_queries = query_mask.sum(1, keepdim=True).to(sums)
             sums_and_counts = torch.stack([sums, n_queries.expand_as(sums)], 1)
             by_layer_key.append(sums_and_counts.cpu())
             return output
@@ -217,32 +225,33 @@ class MeanOutputs(RowMeasurer):
         return to_numpy(torch.cat(by_layer_key, -1)), {}
 
     def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
-        """Add sums and counts."""
+        """Add the sums of outputs and the numbers of queries, each (text, layer key · head · d_head)."""
         part.sums.add(numbers[:, 0], numbers[:, 1])
 
 
 def measure_means(
-    passes: PassSettings, shapes: Shapes, report: ReportProgress | None
+    pass_settings: PassSettings, shapes: HeadShapes, report: ReportProgress | None
 ) -> tuple[CorpusRun[AblationSums], HeadOutputs]:
-    """Return the pass over all texts, and the mean outputs of the heads of each layer key, (head, d), float64.
+    """Return the pass over all texts, and by layer key the mean outputs of heads, (head, d_head), float64.
 
-    An error or Ctrl-C is raised: means over only some of the texts are of no use.
+    Raises:
+        KeyboardInterrupt: The user interrupted the pass. Means over only some of the texts are of no use.
     """
     sizes = [n_heads * width for n_heads, width in shapes.values()]
     shape = (sum(sizes),)
-    going = _require_end(_measure(passes, MeanOutputs, shape, report))
-    # (layer key · head · d), 0 where there was no query -> (head, d) by layer key
-    means = torch.from_numpy(np.nan_to_num(going.done.sums.ratio()))
+    corpus_run = _require_complete(_run_pass(pass_settings, MeanOutputs, shape, report))
+    # (layer key · head · d_head) -> by layer key, (head, d_head). A mean over no queries is NaN, and becomes 0.
+    means = torch.from_numpy(np.nan_to_num(corpus_run.done.sums.ratio()))
     pieces = means.split(sizes)  # type: ignore[no-untyped-call]
     by_layer_key = {}
     for (layer_key, layer_shape), piece in zip(shapes.items(), pieces, strict=True):
         by_layer_key[layer_key] = piece.view(layer_shape)
-    return going, by_layer_key
+    return corpus_run, by_layer_key
 
 
-def outputs_of(passes: PassSettings) -> Iterator[tuple[int, HeadOutputs]]:
-    """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by layer key."""
-    reader = passes.reader
+def iterate_head_outputs(pass_settings: PassSettings) -> Iterator[tuple[int, HeadOutputs]]:
+    """Yield the index of each text, and by layer key the outputs of heads on its first row, (head, token, d_head)."""
+    reader = pass_settings.reader
 
     def read_outputs(rows: Sequence[TextRow]) -> HeadOutputs:
         activations = ActivationRecorder()
@@ -250,36 +259,36 @@ def outputs_of(passes: PassSettings) -> Iterator[tuple[int, HeadOutputs]]:
             reader.model.outputs(reader.read(rows).batch, activations, logits=False)
         return activations.outputs
 
-    for text in distinct(passes.texts, CopyFilter()):
-        # A text without tokens has no rows; of a long one the first row stands for it.
+    for text in distinct(pass_settings.texts, CopyFilter()):
+        # A text without tokens has no batches. From a long text, only the first row is used.
         batches = reader.batches(TextBlock(0, (text,)))
         if batches:
-            # `BatchHalver` refuses, with a hint, a row that does not fit into memory.
+            # `BatchHalver` turns an out-of-memory error on this one row into an AttnscopeError with a hint.
             for _, outputs in BatchHalver().run(batches[0][:1], read_outputs):
                 yield text.index, {layer_key: output[0] for layer_key, output in outputs.items()}
 
 
-def shapes_of(outputs: Iterable[tuple[int, HeadOutputs]]) -> Shapes:
-    """Return the shapes of heads' outputs, read off the first text that `outputs_of` yields."""
+def find_head_shapes(outputs: Iterable[tuple[int, HeadOutputs]]) -> HeadShapes:
+    """Return the shapes of heads' outputs, taken from the first item of `iterate_head_outputs`."""
     _, first_outputs = next(iter(outputs))
     shapes = {}
     for layer_key, output in first_outputs.items():
-        n_heads, _, width = output.shape  # (head, token, d)
+        n_heads, _, width = output.shape  # (head, token, d_head)
         shapes[layer_key] = (n_heads, width)
     return shapes
 
 
-# What changes without heads
+# Ablated runs
 
 
-class AblatedHeads(NamedTuple):
-    """Heads that are taken out together.
+class Intervention(NamedTuple):
+    """One ablation to measure: some heads that are ablated together, and the values that replace their outputs.
 
     Attributes:
         heads: The heads.
-        mode: What replaces their outputs: zeros ("zero"), their mean ("mean"), or their outputs on another text, the
-            donor ("resample").
-        donor: The index of the donor, from 0; -1 = the mode needs none.
+        mode: "zero" replaces their outputs by zeros, "mean" by their means over all texts, and "resample" by their
+            outputs on another text, the donor.
+        donor: The index of the donor among `Replacements.donors`, from 0; -1 = the mode needs no donor.
     """
 
     heads: tuple[Head, ...]
@@ -288,157 +297,182 @@ class AblatedHeads(NamedTuple):
 
 
 class Replacements(NamedTuple):
-    """The values that may replace heads' outputs.
+    """The values that replace the outputs of ablated heads.
 
     Attributes:
-        means: The mean outputs of heads over all queries of all texts, (head, d) by layer key.
-        donors: Of several texts, the index in the corpus and the outputs of heads, (head, token, d) by layer key.
+        means: By layer key, the mean outputs of heads over all queries of all texts, (head, d_head).
+        donors: For each donor, the index of its text in the corpus, and its outputs of heads, (head, token, d_head).
     """
 
     means: Mapping[LayerKey, Tensor] = {}
     donors: Sequence[tuple[int, HeadOutputs]] = ()
 
-    def values(self, cut: AblatedHeads, layer_key: LayerKey, head: int, read: ReadBatch) -> Tensor:
-        """Return what replaces a head's output; it broadcasts to (row, 1, query, d)."""
-        if cut.mode == "zero":
+    def find_values(
+        self, intervention: Intervention, layer_key: LayerKey, head: int, read: ReadBatch
+    ) -> Tensor:
+        """Return the replacement for a head's output: (), (d_head,) or (row, 1, query, d_head), which broadcast."""
+        if intervention.mode == "zero":
             return torch.zeros(())
-        if cut.mode == "mean":
+        if intervention.mode == "mean":
             return self.means[layer_key][head]
-        n_queries = read.queries[layer_key[0]].shape[1]
+        kind, _ = layer_key
+        n_queries = read.query_masks[kind].shape[1]
         rows = []
-        for text in read.texts:
-            # A text is not its own donor.
-            others = [outputs for index, outputs in self.donors if index != text]
-            donor = others[cut.donor % len(others)]
-            # Repeat the tokens of a shorter donor: (token, d) -> (query, d).
+        for text_index in read.text_indices:
+            # A text must not be its own donor. There is one donor more than N_DONORS, so N_DONORS others remain; with
+            # fewer texts the index wraps around.
+            others = [outputs for index, outputs in self.donors if index != text_index]
+            donor = others[intervention.donor % len(others)]
+            # If the donor has fewer tokens, start again at its first: (token, d_head) -> (query, d_head).
             output = donor[layer_key][head]
             rows.append(output[torch.arange(n_queries) % len(output)])
         return torch.stack(rows)[:, None]
 
 
 class AblationMeasurer(RowMeasurer):
-    """Measure the model without each cut, see `measure_cuts`.
+    """Compare each ablated run with the clean run, see `measure_interventions`.
 
-    Several cuts go through one forward pass: the batch is repeated once per cut, and each repeat lacks other heads.
+    Several interventions share one forward pass: the batch is repeated once per intervention, and each repeat has other
+    heads ablated.
     """
 
     def __init__(
-        self, model: Model, cuts: Sequence[AblatedHeads], stand_ins: Replacements, **common: Any
+        self,
+        model: Model,
+        interventions: Sequence[Intervention],
+        replacements: Replacements,
+        **common: Any,
     ) -> None:
-        # `common` are `reader` and `shape`.
+        # `common` holds `reader` and `shape`.
         super().__init__(model, **common)
-        self._cuts = cuts
-        self._stand_ins = stand_ins
+        self._interventions = interventions
+        self._replacements = replacements
 
-    def measure(self, batch: Sequence[TextRow]) -> Measured:
-        """Run the whole model, and the model without each cut.
+    def measure(self, batch: Sequence[TextRow]) -> RowNumbers:
+        """Run the model clean, and with each intervention.
 
         Returns:
-            (row, 1 + cut, 3), first of the whole model: the squared norm of the hidden states, the loss, and 0. Then of
-            each cut: the squared norm of their change, the loss, and the KL divergence. And the broken rows.
+            The numbers, (row, 1 + intervention, 3), and the broken rows. The numbers of the clean run come first: the
+            squared norm of the hidden states, the loss, and 0. The numbers of an intervention are the squared norm of
+            the change in hidden states, the loss, and the KL divergence.
         """
-        numbers = np.zeros((1 + len(self._cuts), len(batch), len(QUANTITIES)))
+        numbers = np.zeros((1 + len(self._interventions), len(batch), len(QUANTITIES)))
         with torch.no_grad():
-            # Run the whole model once.
+            # The clean run records what later runs start from.
             read = self._reader.read(batch)
-            has_predictions = len(read.rows) > 0
+            has_predictions = len(read.prediction_rows) > 0
             rerun = self._model.rerun(read.batch, logits=has_predictions)
             hidden = rerun.whole.hidden
             dtype = torch.promote_types(hidden.dtype, torch.float32)
-            whole = hidden.to(dtype)  # (row, token, d_model)
-            whole_logs = read.log_probabilities(rerun.whole.logits, 1)
-            numbers[0] = _numbers_by_row(read, whole[None], whole_logs, whole_logs)[0]
-            # Run it again from the first changed layer on, with as many cuts per pass as fit: PASS_TOKENS, or fewer
-            # (`halver.max_batch_tokens`) once memory ran out.
-            pass_tokens = (
-                PASS_TOKENS if self.halver.max_batch_tokens is None else self.halver.max_batch_tokens
-            )
-            layer_keys = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
-            for first_block, cut_indices in rerun.plan(layer_keys, pass_tokens):
-                n_cuts = len(cut_indices)
-                outputs = rerun.again(self._patches(cut_indices, read), first_block, n_cuts)
-                hidden_without = outputs.hidden.to(dtype).view(n_cuts, *whole.shape)
-                logs = read.log_probabilities(outputs.logits, n_cuts)
-                rows = 1 + np.array(cut_indices)
-                numbers[rows] = _numbers_by_row(read, hidden_without - whole, logs, whole_logs)
-        # A row is broken where its queries or keys are not all finite, which `rerun` knows by kind and layer, (row,).
-        # `find_broken_rows` looks for numbers that are not finite, so write NaN there.
-        broken: dict[str, dict[int, Tensor]] = {}
+            clean_hidden = hidden.to(dtype)  # (row, token, d_model)
+            clean_log_probs = read.log_probabilities(rerun.whole.logits, 1)
+            numbers[0] = _measure_rows(read, clean_hidden[None], clean_log_probs, clean_log_probs)[0]
+            # Run the model again from the first ablated layer on. A forward pass has as many interventions as fit
+            # into PASS_TOKENS tokens, or into fewer (`halver.max_batch_tokens`) once memory ran out.
+            pass_tokens = self.halver.max_batch_tokens or PASS_TOKENS
+            layer_keys = [
+                [(kind, layer) for kind, layer, _ in intervention.heads]
+                for intervention in self._interventions
+            ]
+            for first_block, intervention_indices in rerun.plan(layer_keys, pass_tokens):
+                n_interventions = len(intervention_indices)
+                outputs = rerun.again(
+                    self._make_patches(intervention_indices, read), first_block, n_interventions
+                )
+                # (intervention · row, token, d_model) -> (intervention, row, token, d_model)
+                ablated_hidden = outputs.hidden.to(dtype).view(n_interventions, *clean_hidden.shape)
+                log_probs = read.log_probabilities(outputs.logits, n_interventions)
+                change = ablated_hidden - clean_hidden
+                # Entry 0 is the clean run.
+                entries = 1 + np.array(intervention_indices)
+                numbers[entries] = _measure_rows(read, change, log_probs, clean_log_probs)
+        # A row is broken if its queries or keys are not all finite: False in `rerun.are_finite`, a (row,) array by
+        # kind and layer. `find_broken_rows` searches numbers for NaN, so write NaN for False.
+        nan_if_broken: dict[str, dict[int, Tensor]] = {}
         for kind, by_layer in rerun.are_finite.items():
-            broken[kind] = {layer: torch.where(fine, 0, torch.nan) for layer, fine in by_layer.items()}
-        return numbers.swapaxes(0, 1), find_broken_rows(broken)
+            nan_if_broken[kind] = {
+                layer: torch.where(is_finite, 0, torch.nan) for layer, is_finite in by_layer.items()
+            }
+        # (1 + intervention, row, 3) -> (row, 1 + intervention, 3)
+        return numbers.swapaxes(0, 1), find_broken_rows(nan_if_broken)
 
-    def _patches(self, cut_indices: Sequence[int], read: ReadBatch) -> HeadPatcher:
-        """Return the patches for a batch that is repeated once per cut: each repeat lacks the heads of its cut."""
-        n_rows = len(read.texts)
+    def _make_patches(self, intervention_indices: Sequence[int], read: ReadBatch) -> HeadPatcher:
+        """Return the patches for a batch that is repeated once per intervention; each repeat gets its intervention."""
+        n_rows = len(read.text_indices)
         patches: dict[LayerKey, list[Patch]] = {}
-        for repeat, cut_index in enumerate(cut_indices):
-            cut = self._cuts[cut_index]
+        for repeat, intervention_index in enumerate(intervention_indices):
+            intervention = self._interventions[intervention_index]
             rows = slice(repeat * n_rows, (repeat + 1) * n_rows)
-            for kind, layer, head in cut.heads:
-                values = self._stand_ins.values(cut, (kind, layer), head, read)
+            for kind, layer, head in intervention.heads:
+                values = self._replacements.find_values(intervention, (kind, layer), head, read)
+                # "z" is the output of a head.
                 patch = Patch("z", (head,), values, rows)
                 patches.setdefault((kind, layer), []).append(patch)
         return HeadPatcher(patches)
 
     def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
-        """Add the changes by cuts, and the loss of the whole model."""
-        whole = numbers[:, :1]  # (text, 1, 3)
-        cuts = numbers[:, 1:]  # (text, cut, 3)
-        l2 = np.sqrt(cuts[..., 0] / whole[..., 0])
-        rise = cuts[..., 1] - whole[..., 1]
-        values = np.stack([l2, rise, cuts[..., 2]], -1)
-        # l2 is averaged over texts, loss and KL over predictions: (text, 1, 3).
+        """Add the changes by each intervention, and the loss of the clean run."""
+        clean = numbers[:, :1]  # (text, 1, 3)
+        ablated = numbers[:, 1:]  # (text, intervention, 3)
+        l2 = np.sqrt(ablated[..., 0] / clean[..., 0])
+        loss_increase = ablated[..., 1] - clean[..., 1]
+        values = np.stack([l2, loss_increase, ablated[..., 2]], -1)
+        # The weights of the means, (text, 1, 3): l2 is averaged over texts, loss and KL over predictions.
         counts = np.ones((len(numbers), 1, len(QUANTITIES)))
         counts[..., 1:] = n_predictions[:, None, None]
         part.sums.add(values, counts)
-        part.whole.add(whole[:, 0, 1], n_predictions)
+        part.clean_loss.add(clean[:, 0, 1], n_predictions)
 
 
-def measure_cuts(
-    passes: PassSettings,
-    cuts: Sequence[AblatedHeads],
-    stand_ins: Replacements,
+def measure_interventions(
+    pass_settings: PassSettings,
+    interventions: Sequence[Intervention],
+    replacements: Replacements,
     report: ReportProgress | None = None,
 ) -> CorpusRun[AblationSums]:
-    """Take cuts out of every text, each cut on its own, and add up what changes: (cut, 3).
+    """Run every text with each intervention, and sum the changes from the clean run: (intervention, 3).
 
-    For a text, h are the last hidden states of the whole model at its tokens, and h' those without the heads. Then l2
-    is |h' - h| / |h| (Frobenius norms). loss is the rise of the negative log-likelihood of the right answers, summed
-    over the predictions. kl is the sum of KL(whole || without) over them. Both are in nats.
+    The last axis is `QUANTITIES`. For one text:
+
+    - l2 is |h' - h| / |h| with Frobenius norms. h are the last hidden states of the clean run at the text's tokens, and
+      h' those of the ablated run.
+    - loss is the increase of the negative log-likelihood of the right answers, summed over predictions, in nats.
+    - kl is KL(clean || ablated), summed over predictions, in nats.
     """
-    shape = (len(cuts), len(QUANTITIES))
-    measurer = partial(AblationMeasurer, cuts=tuple(cuts), stand_ins=stand_ins)
-    return _measure(passes, measurer, shape, report, "taking heads out of a later text")
+    shape = (len(interventions), len(QUANTITIES))
+    measurer = partial(AblationMeasurer, interventions=tuple(interventions), replacements=replacements)
+    return _run_pass(pass_settings, measurer, shape, report, "taking heads out of a later text")
 
 
-def _numbers_by_row(
+def _measure_rows(
     read: ReadBatch,
     states: Tensor,
-    logs: Tensor | None,
-    whole_logs: Tensor | None,
+    log_probs: Tensor | None,
+    clean_log_probs: Tensor | None,
 ) -> Floats:
-    """Return squared norms of states, losses, and KL divergence from the whole model, (repeat, row, 3).
+    """Return squared norms of states, losses, and KL divergences from the clean run, (repeat, row, 3).
 
     Args:
         read: The rows.
         states: Hidden states, or their change, (repeat, row, token, d_model).
-        logs: Log probabilities of predictions, (repeat, prediction, vocabulary); None = there are none.
-        whole_logs: Those of the whole model, (1, prediction, vocabulary).
+        log_probs: Log probabilities of predictions, (repeat, prediction, vocabulary); None = no predictions, so loss
+            and KL are 0.
+        clean_log_probs: The log probabilities of the clean run, (1, prediction, vocabulary).
     """
     n_repeats, n_rows = states.shape[:2]
     numbers = np.zeros((n_repeats, n_rows, len(QUANTITIES)))
-    # (repeat, row, token), 0 at padding
-    squares = states.square().sum(-1) * read.queries["decoder"]
+    # (repeat, row, token), 0 at padding. The mask "decoder" is that of the last hidden states of any model.
+    squares = states.square().sum(-1) * read.query_masks["decoder"]
     numbers[..., 0] = to_numpy(squares.sum(-1))
-    if logs is not None and whole_logs is not None:
-        # Loss and KL divergence of each prediction, (repeat, prediction), added up by row.
-        losses = read.losses(logs, whole_logs)
-        terms = whole_logs.exp() * (whole_logs - logs)
+    if log_probs is not None and clean_log_probs is not None:
+        # The loss and KL divergence of each prediction, (repeat, prediction), are summed by row. Rounding can make a KL
+        # divergence slightly negative.
+        losses = read.losses(log_probs, clean_log_probs)
+        terms = clean_log_probs.exp() * (clean_log_probs - log_probs)
         kl = terms.sum(-1).clamp_(min=0)
         for column, values in enumerate((losses, kl), 1):
             sums = values.new_zeros(n_repeats, n_rows)
-            sums.index_add_(-1, read.rows, values)
+            sums.index_add_(-1, read.prediction_rows, values)
             numbers[..., column] = to_numpy(sums)
     return numbers
 
@@ -447,19 +481,22 @@ def _numbers_by_row(
 
 
 class GradientMeasurer(RowMeasurer):
-    """Compute dL/dξ of each head, the derivative of the loss by a factor ξ = 1 on the head's output."""
+    """Compute dL/dξ for each head: the derivative of the loss by a factor ξ on the head's output, at ξ = 1."""
 
-    def measure(self, batch: Sequence[TextRow]) -> Measured:
-        """Return the derivatives of the loss of each row, (row, head); 0 without predictions."""
+    def measure(self, batch: Sequence[TextRow]) -> RowNumbers:
+        """Return the derivatives of the loss of each row, (row, head); 0 if a row has no predictions."""
         read = self._reader.read(batch)
+        # `leaves` records the output of each attention layer ("z") as a tensor to differentiate by.
         leaves = GradientLeaves("z")
-        logs = read.log_probabilities(self._model.outputs(read.batch, leaves).logits, 1)
-        assert logs is not None  # the model has a head, see `study`
-        # One sum for all rows: the loss of a row does not depend on the outputs of heads in other rows.
-        loss = read.losses(logs, logs.detach()).sum()
+        log_probs = read.log_probabilities(self._model.outputs(read.batch, leaves).logits, 1)
+        assert log_probs is not None  # `study` refuses --importance for a model without a loss
+        # One backward pass over the summed loss gives the gradients of every row, because the loss of a row does not
+        # depend on the outputs of heads in other rows.
+        loss = read.losses(log_probs, log_probs.detach()).sum()
         outputs = list(leaves.tensors.values())
         gradients = torch.autograd.grad(loss, outputs, materialize_grads=True)
-        # dL/dξ = Σ output · dL/d output, over all that ξ multiplies: (row, head, query, d) -> (row, head).
+        # dL/dξ = Σ output · dL/d output, summed over the queries and dimensions that ξ multiplies:
+        # (row, head, query, d_head) -> (row, head).
         slopes = []
         for output, gradient in zip(outputs, gradients, strict=True):
             dtype = sum_dtype(output.device)
@@ -468,30 +505,33 @@ class GradientMeasurer(RowMeasurer):
         return to_numpy(torch.cat(slopes, -1)), {}
 
     def add_up(self, part: AblationSums, numbers: Floats, n_predictions: Floats) -> None:
-        """Add the absolute derivatives per prediction; texts without predictions count nothing."""
+        """Add the absolute derivatives per prediction. Texts without predictions get the weight 0."""
         # (text, head) / (text, 1)
         slopes = np.abs(numbers) / np.maximum(n_predictions, 1)[:, None]
         part.sums.add(slopes, (n_predictions > 0)[:, None])
 
 
 def measure_importance(
-    passes: PassSettings, shapes: Shapes, report: ReportProgress | None = None
+    pass_settings: PassSettings, shapes: HeadShapes, report: ReportProgress | None = None
 ) -> CorpusRun[AblationSums]:
-    """Measure how much the loss of a text changes with a factor ξ on each head's output: E |dL/dξ| over texts, (head,).
+    """Measure the importance of each head: the mean over texts of |dL/dξ|, (head,).
 
-    L is a text's loss, in nats per prediction. Each text has factors of its own. So one backward pass over a batch
-    gives every text's own derivative, and absolute values are taken before texts are averaged. With one factor for the
-    whole batch, derivatives of opposite signs would cancel, and the result would depend on its size.
+    L is the loss of a text, in nats per prediction, and ξ = 1 a factor on the head's output. Each text has its own ξ:
+    the absolute value is taken per text, before averaging. With one ξ for a batch, derivatives of opposite signs would
+    cancel, and the result would depend on the batch size.
 
-    An error or Ctrl-C is raised.
+    Raises:
+        KeyboardInterrupt: The user interrupted the pass.
 
     Source:
         Michel et al. 2019, section 4.1 (equation 2).
     """
     n_heads = sum(n for n, _ in shapes.values())
-    return _require_end(_measure(passes, GradientMeasurer, (n_heads,), report, "importance"))
+    return _require_complete(
+        _run_pass(pass_settings, GradientMeasurer, (n_heads,), report, "importance")
+    )
 
 
 def to_numpy(values: Tensor) -> Floats:
-    """Return numbers in float64, on the CPU."""
+    """Return a tensor as a float64 array."""
     return values.cpu().double().numpy()

@@ -1,8 +1,8 @@
-"""Write a model without some heads, as files that load like the model: the heads' weights are zero.
+"""Write a copy of a model in which the weights of some heads are zero: `attnscope ablate --save`.
 
-Nothing else of the files changes: names, precisions, shards, tokenizer and configuration are the model's own. Before
-the folder appears its model is loaded, and compared with the model whose heads are taken out as `ablate` does it: at
-the seam, the one function that computes attention.
+The copy loads like the original. Names, precisions, shards, tokenizer and configuration stay the same. Before the new
+folder appears, the copy is loaded and compared with the gated model. The gated model is the original, in which the
+outputs of the same heads are replaced by zeros while it runs, as `ablate` does it.
 """
 
 import shutil
@@ -32,15 +32,15 @@ from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import ReportProgress
 
 RECORD_FILE = "ablation.json"
-"""The file of the new folder that holds the record: the removed heads, and the changes without them."""
+"""The file in the new folder that holds the result of `ablate`: the removed heads, and how the outputs change."""
 
-EXAMPLE = "The animal didn't cross the street because it was too tired."
-"""The target that an encoder-decoder reads while the written model is compared."""
+EXAMPLE_TARGET = "The animal didn't cross the street because it was too tired."
+"""The target that an encoder-decoder reads when the copy is compared with the gated model."""
 
-_SAVE_FIRST = "save it first: AutoModel.from_pretrained(…).save_pretrained(…)"
+_SAVE_HINT = "save it first: AutoModel.from_pretrained(…).save_pretrained(…)"
 
-_NOT_COPIED = "*.safetensors *.bin *.bin.index.json *.pt *.h5 *.msgpack *.onnx *.gguf *.ckpt *.git"
-"""Patterns of files that hold weights, or do not belong to the model."""
+_IGNORED_PATTERNS = "*.safetensors *.bin *.bin.index.json *.pt *.h5 *.msgpack *.onnx *.gguf *.ckpt *.git"
+"""Patterns of files that are not copied: they hold weights in other formats, or do not belong to the model."""
 
 
 @with_default_torch
@@ -51,70 +51,69 @@ def prune(
     loading: LoadOptions | None = None,
     report: ReportProgress | None = None,
 ) -> Ablation:
-    """Write a model without some heads into a new folder, and return the changes without them.
+    """Write a copy of a model without some heads into a new folder, and return how its outputs change.
 
-    It sets the heads' rows of W_Q, W_K and W_V, their biases, and their slice of W_O to zero. With grouped queries it
-    does so in W_Q and W_O. W_K and W_V of a group become zero only if all its heads go. If anything fails, there is no
-    new folder.
+    The heads' rows of W_Q, W_K and W_V, their biases, and their slice of W_O become zero. With grouped queries, heads
+    share W_K and W_V, which become zero only if all heads of the group are removed. If anything fails, no new folder is
+    left.
 
     Args:
-        spec: A catalogue name, a folder, or a Hub id.
+        spec: The model: a catalogue name, a folder, or a Hub id.
         texts: Texts to measure the change on: strings or a `Corpus`.
-        options: Which heads (`choice.pick`), the new folder (`save`), and how the change is measured.
-        loading: How the model is loaded; always on transformers.
-        report: Called after each batch of the texts on which the change is measured.
+        options: Which heads are removed (`choice.pick`), the new folder (`save`), and how the change is measured.
+        loading: How the model is loaded. The engine is always "hf", transformers.
+        report: The progress callback, called after each batch of texts.
 
     Raises:
-        AttnscopeError: There are no such heads or they have no weights of their own, the files are none that can be
-            rewritten, the folder is there already, or what was written is not the gated model.
+        AttnscopeError: There are no such heads, or they have no weights of their own; the model is no folder of
+            safetensors; the new folder exists and has files in it; or the copy differs from the gated model.
     """
     loading = loading or LoadOptions()
     out = options.save
-    assert out is not None  # without --save nobody calls it
+    assert out is not None  # callers check that --save was given
     if options.choice.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
-    # A user's files must neither be lost nor mixed with the new ones.
+    # Do not overwrite a user's files, or mix them with new ones.
     if out.is_dir() and any(out.iterdir()):
         raise AttnscopeError(
             f"{out} is there already, with files in it", "name a new folder with --save"
         )
     require_writable(out)
-    # Find the files of the model, which must be safetensors.
+    # Find the files of the model, which must be safetensors. A model built in memory has no folder. An adapter has
+    # weight files of its own.
     source = loading.resolve(spec)
     if source.folder is None or source.adapter is not None:
-        raise AttnscopeError(
-            f"{source.name} is no folder of safetensors without an adapter", _SAVE_FIRST
-        )
+        raise AttnscopeError(f"{source.name} is no folder of safetensors without an adapter", _SAVE_HINT)
     files = weight_files(source.folder)
 
-    # Measure the change without the heads, and find their weights.
+    # Ablate the heads on the user's texts, and find their weights.
     loading = replace(loading, engine="hf")
     model = loading.load(source)
     ablation = ablate(model, texts, options, report)
-    # (kind, layer) -> the heads that are ablated there. The table has a row for each.
+    # (kind, layer) -> indices of the removed heads. The result's table has a row for each of them.
     heads: dict[LayerKey, list[int]] = {}
     table = ablation.table("heads")
     for kind, (layer, head) in zip(table["kind"].tolist(), table.layer_heads, strict=True):
         heads.setdefault((kind, layer), []).append(head)
-    assert model.head_slices is not None  # every model of the engine hf has it
+    assert model.head_slices is not None  # only other engines have None
     slices = model.head_slices(heads)
-    # Write a hidden folder beside the new one, and rename it when the comparison held.
+    # Write into a hidden temporary folder with the same parent. Rename it once the comparison has succeeded.
     try:
         with TemporaryDirectory(
             dir=out.absolute().parent, prefix=".", ignore_cleanup_errors=True
-        ) as hidden:
-            folder = Path(hidden) / out.name
-            ignored = shutil.ignore_patterns(*_NOT_COPIED.split())
+        ) as hidden_folder:
+            folder = Path(hidden_folder) / out.name
+            ignored = shutil.ignore_patterns(*_IGNORED_PATTERNS.split())
             shutil.copytree(source.folder, folder, ignore=ignored)
             _write_weights(files, folder, slices)
-            difference = _compare(model, heads, loading.load(str(folder)))
+            difference = _compare_outputs(model, heads, loading.load(str(folder)))
             zeroed = f"set to zero: weights of {amount(len(table), 'head')}"
             note = f"{zeroed}; outputs differ from the gated model's by {difference:.1g}"
             notes = [*ablation.run.get("notes", ()), note]
             ablation = replace(ablation, run={**ablation.run, "notes": notes})
             (folder / RECORD_FILE).write_text(ablation.to_json() + "\n", "utf-8")
             folder.replace(out)
-    # Of a full disk safetensors raises its own error.
+    # safetensors has its own exception for a full disk.
     except (OSError, SafetensorError) as error:
         raise AttnscopeError(
             f"cannot write {out}: {one_line(str(error))}",
@@ -124,73 +123,79 @@ def prune(
 
 
 def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[WeightSlice]) -> None:
-    """Write the weights into a folder with slices set to zero, in files of the same names."""
-    missing = {head_slice.name for head_slice in slices}
+    """Write the weight files into a folder, under the same names, with some slices set to zero."""
+    missing_names = {weight_slice.name for weight_slice in slices}
     for path in files:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # `file` is not iterable
         tensors = dict(stored)
-        for head_slice in slices:
-            # A weight is found by its values, so look among the unchanged ones.
-            key = _key_of(head_slice, stored)
+        for weight_slice in slices:
+            # A weight is recognised by its values, so search the unchanged `stored`: two slices may be of one weight.
+            key = _find_stored_name(weight_slice, stored)
             if key is not None:
-                missing.discard(head_slice.name)
-                tensors[key] = _zero(tensors[key], head_slice)
+                missing_names.discard(weight_slice.name)
+                tensors[key] = _zero_slice(tensors[key], weight_slice)
         save_file(tensors, folder / path.name, metadata=metadata)
-        # As readable as before: safetensors writes files that only the owner can read.
+        # Copy the permissions, because safetensors writes files that only the owner can read.
         shutil.copymode(path, folder / path.name)
-    if missing:
+    if missing_names:
         raise AttnscopeError(
-            f"the files do not hold {min(missing)} as the model has it: transformers converts it as it loads",
-            _SAVE_FIRST,
+            f"the files do not hold {min(missing_names)} as the model has it: transformers converts it as it loads",
+            _SAVE_HINT,
         )
 
 
-def _key_of(head_slice: WeightSlice, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name in a file of the weight that a slice is of; None = it is not there.
+def _find_stored_name(weight_slice: WeightSlice, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name under which a file stores the weight of a slice; None = the file does not have this weight.
 
-    The name in the model may have another prefix: encoder.layer.0… or bert.encoder.layer.0….
+    File and model may use different prefixes: `encoder.layer.0…` in one, `bert.encoder.layer.0…` in the other.
     """
-    name = f".{head_slice.name}"
-    weight = head_slice.weight
+    name = f".{weight_slice.name}"
+    weight = weight_slice.weight
     for key, stored in tensors.items():
-        ends_alike = f".{key}".endswith(name) or name.endswith(f".{key}")
-        # Another weight may have the same ending: the values decide.
-        if ends_alike and stored.shape == weight.shape and torch.equal(stored.to(weight), weight):
+        # The leading dots make sure that only whole parts of names match.
+        is_same_ending = f".{key}".endswith(name) or name.endswith(f".{key}")
+        # Different weights may have the same ending, so compare the values, too.
+        if is_same_ending and stored.shape == weight.shape and torch.equal(stored.to(weight), weight):
             return key
     return None
 
 
-def _zero(weight: Tensor, head_slice: WeightSlice) -> Tensor:
+def _zero_slice(weight: Tensor, weight_slice: WeightSlice) -> Tensor:
     """Return a weight with a slice of it set to zero."""
-    return weight.index_fill(head_slice.axis, torch.tensor(head_slice.indices), 0)
+    return weight.index_fill(weight_slice.axis, torch.tensor(weight_slice.indices), 0)
 
 
-def _compare(model: Model, heads: Mapping[LayerKey, Sequence[int]], written: Model) -> float:
-    """Return the largest relative difference of the written model from the gated one; refuse more than rounding."""
-    # Run both models on one example: the one with the outputs of heads ("z") set to zero where attention is computed,
-    # the other without their weights. A decoder beside an encoder reads a target.
+def _compare_outputs(model: Model, heads: Mapping[LayerKey, Sequence[int]], pruned: Model) -> float:
+    """Return the largest relative difference between the pruned copy and the gated model; refuse more than rounding."""
+    # Run both models on one example. An encoder-decoder also needs a target. The gated model is the original with the
+    # outputs of the heads, called "z", patched to zero.
     target = None
     if "cross" in model.info.kinds and model.text_generator is not None:
-        target = torch.from_numpy(model.text_generator.encode_target(EXAMPLE).ids)[None]
+        target = torch.from_numpy(model.text_generator.encode_target(EXAMPLE_TARGET).ids)[None]
     batch = replace(example_batch(model), target_ids=target)
     patches = {}
     for layer_key, indices in heads.items():
         patches[layer_key] = [Patch("z", tuple(indices), torch.zeros(()))]
     with torch.no_grad():
-        gated = model.outputs(batch, HeadPatcher(patches))
-        reloaded = written.outputs(batch, attend)
-    # Compare hidden states and logits, relative to their largest number.
+        gated_outputs = model.outputs(batch, HeadPatcher(patches))
+        pruned_outputs = pruned.outputs(batch, attend)
+    # Compare hidden states and logits, relative to the largest number of the gated model.
     differences = []
-    for first, second in ((gated.hidden, reloaded.hidden), (gated.logits, reloaded.logits)):
-        if first is not None and second is not None:
-            largest = first.abs().max().clamp(min=1e-30)
-            change = (first - second).abs().max()
+    for gated, zeroed in (
+        (gated_outputs.hidden, pruned_outputs.hidden),
+        (gated_outputs.logits, pruned_outputs.logits),
+    ):
+        # A model without a head has no logits.
+        if gated is not None and zeroed is not None:
+            largest = gated.abs().max().clamp(min=1e-30)
+            change = (gated - zeroed).abs().max()
             differences.append(float(change / largest))
-    # Unlike max, np.max is NaN if any difference is.
+    # Unlike the built-in max, np.max returns NaN if any difference is NaN, and `require_close` refuses NaN.
     difference = float(np.max(differences))
-    epsilon = torch.finfo(gated.hidden.dtype).eps
+    epsilon = torch.finfo(gated_outputs.hidden.dtype).eps
+    # Rounding errors add up like a random walk over the layers.
     require_close(
         "nothing is kept, for what was written differs from the model without these heads",
         difference,

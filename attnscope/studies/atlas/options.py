@@ -4,13 +4,13 @@ from attnscope.errors import require_choice
 from attnscope.options import group, option, options, seed_option
 from attnscope.studies.heads.options import HeadsOptions
 
-CONTENT = "content_nats"
-"""The score that texts are ranked by unless another is chosen."""
+CONTENT_SCORE = "content_nats"
+"""The default score by which the texts of a head are ranked. Every other score is a measure of heads."""
 
 
 @options
 class AtlasHeads(HeadsOptions):
-    """Hold the options for studying the heads of an atlas, which runs no untrained twin as a control."""
+    """Hold the options of `heads` for use in an atlas. An atlas never runs an untrained model as a control."""
 
     control: bool = option("There is none.", default=False, python_only=True)
 
@@ -19,15 +19,15 @@ class AtlasHeads(HeadsOptions):
 class AtlasOptions:
     """Choose how an atlas is made.
 
-    The sample is drawn by a seeded hash of each text's content. Profiles, token tables and distances are computed on
-    its first texts alone; `rows.ONE_TOKEN_IN` says on how many.
+    A seeded hash of each text's content orders the texts at random, and the first ones are the sample. Profiles, token
+    tables and distances use only the first texts of the sample; `rows.TOKENS_PER_SAMPLED_TOKEN` limits their number.
     """
 
     rank: str = option(
         "How a head's examples are ranked: by content_nats (attention outside special tokens and the first, times nats "
         "from uniform), or by a measure.",
         "--examples-by",
-        default=CONTENT,
+        default=CONTENT_SCORE,
     )
     examples: int = option(
         "How many of its best texts each head shows.",
@@ -49,4 +49,4 @@ class AtlasOptions:
         """Refuse a score that does not exist."""
         from attnscope.core.catalogue import measure_names
 
-        require_choice("measure", self.rank, (CONTENT, *measure_names()))
+        require_choice("measure", self.rank, (CONTENT_SCORE, *measure_names()))

@@ -1,8 +1,10 @@
-"""Read the attention of sampled texts and of examples: the second pass of an atlas.
+"""Run the model again on chosen texts and read its attention: the second pass of an atlas.
 
-An atlas shows every head of a model on a corpus: its profile, and texts that show best what it does. Its first pass
-scored each text for each head (`scores`, which also draws the sample). Here the chosen texts are read again. `tables`
-adds up those of the sample, and `study` makes the result.
+An atlas shows each head of a model on a corpus: averages over a sample of texts, and example texts. The first pass, in
+`scores`, scored each text for each head, and drew the sample. Here, `choose_texts` picks the texts to read again, and
+`run_second_pass` reads them. `tables` sums the attention on the sample, and `study` assembles the result.
+
+A row of attention holds the weights of one query on all keys. A tile is a block of queries, computed at once.
 """
 
 from collections import Counter, defaultdict
@@ -33,42 +35,42 @@ from attnscope.studies.run import BatchHalver
 from attnscope.studies.seen import KeptAttention, count_heads, keep_attention
 
 Head = tuple[str, int, int]
-"""A head: kind of attention, layer, number."""
+"""A head: (kind of attention, layer, index of the head in the layer), such as ("decoder", 3, 1)."""
 
-ONE_TOKEN_IN = 8
-"""The sample is an eighth of the corpus, within the next two bounds: so an atlas takes little longer than `heads`."""
+TOKENS_PER_SAMPLED_TOKEN = 8
+"""The second pass reads an eighth of the corpus, within the next two bounds. So it adds little to the first pass."""
 
-MIN_TOKENS = 4096
-"""The least size of the sample, in tokens."""
+MIN_SAMPLE_TOKENS = 4096
+"""The smallest number of sampled tokens that the second pass reads, if the sample has as many."""
 
-MAX_TOKENS = 32_768
-"""The largest size of the sample, in tokens."""
+MAX_SAMPLE_TOKENS = 32_768
+"""The largest number of sampled tokens that the second pass reads."""
 
-DISTANCE_QUERIES = 16
-"""Queries of a text on which heads are compared, at even distances."""
+N_DISTANCE_QUERIES = 16
+"""The number of queries per text on which heads are compared. They are evenly spaced."""
 
-WINDOW = 64
-"""Tokens of an example that are shown at most."""
+MAX_SHOWN_TOKENS = 64
+"""The largest number of tokens that an example shows."""
 
-_PINS = 4
-"""How many special tokens at either end of a text are shown with any part of it."""
+_MAX_PINNED_TOKENS = 4
+"""An example always shows this many special tokens from the start of its text, and from the end."""
 
-_AROUND_KEY = 2
-"""Tokens on either side of the key with the largest weight that are shown with it."""
+_MAX_KEY_DISTANCE = 2
+"""An example always shows the key with the largest weight, and this many tokens on either side of it."""
 
-_ELEMENTS = 2**20
-"""Weights of a layer that are computed at once."""
+_MAX_TILE_WEIGHTS = 2**20
+"""The largest number of attention weights in a tile, over all heads of a layer. This bounds memory."""
 
 
 @dataclass(frozen=True)
 class WantedExample:
-    """Say which head an example shows, and why; the fields are columns of the table `examples`.
+    """Hold which head an example shows, and why. The fields are columns of the table `examples`.
 
     Attributes:
         head: The row of the head in the table of heads.
-        why: "top", one of its best texts, or "decile", a text from a decile of all.
-        rank: Its place among the best, or its decile, from 0.
-        score: The score of the text.
+        why: "top" if the text is one of the head's best, or "decile" if it is the example of a decile of scores.
+        rank: The rank of the text among the best, or the index of its decile, from 0.
+        score: The head's score on the text.
     """
 
     head: int
@@ -79,29 +81,29 @@ class WantedExample:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Hold an example that was read: some tokens of a text, with the largest weights of their rows.
+    """Hold an example: the shown tokens of a text, and for each of them, as a query, the keys with the largest weights.
 
     Attributes:
-        wanted: Which head it shows, and why.
-        text: The index of its text in the corpus.
-        source: Where the text comes from, such as alice.txt:12.
-        n_tokens: How many tokens the text has, or the chunk of a long one.
-        places: The places of the shown tokens in their text, (token,), rising.
-        labels: Their labels.
-        special: Whether each is a special token, (token,).
-        focus: Which of the shown tokens to look at first.
-        excerpt: The source's own characters, see `excerpt_of`.
-        offsets: The first and the last + 1 character of each token in the excerpt, (token, 2).
-        starts: Where each token's kept keys begin in `keys` and `codes`, and where the last one's end, (token + 1,).
-        keys: The kept keys, as indices of shown tokens; largest weight first.
-        codes: Their weights x 255, rounded.
+        wanted: Which head the example shows, and why.
+        text: The index of the text in the corpus.
+        source: The file and line of the text, such as alice.txt:12.
+        n_tokens: The number of tokens of the text, or of a chunk if the text is long.
+        positions: The positions of the shown tokens in their text, (token,), ascending.
+        labels: The labels of the shown tokens.
+        special: Whether each shown token is special, (token,).
+        focus: The index, among the shown tokens, of the query to look at first.
+        excerpt: The characters of the shown tokens in the source, see `make_excerpt`.
+        offsets: The start and stop of each shown token in the excerpt, (token, 2).
+        starts: Token i has the entries starts[i] to starts[i + 1] of `keys` and `codes`, (token + 1,).
+        keys: The kept keys of all tokens, as indices of shown tokens; those of a token by descending weight.
+        codes: The weights of the kept keys, times 255 and rounded.
     """
 
     wanted: WantedExample
     text: int
     source: str
     n_tokens: int
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
     labels: tuple[str, ...]
     special: NDArray[np.bool_]
     focus: int
@@ -113,19 +115,19 @@ class Example:
 
     @property
     def n_kept(self) -> NDArray[np.int64]:
-        """Return how many keys are kept of each token, (token,)."""
+        """Return the number of kept keys of each token, (token,)."""
         return np.diff(self.starts)
 
 
 @dataclass(frozen=True, eq=False)
 class RereadText:
-    """Hold a text, or a chunk of a long one, that is read again.
+    """Hold a text, or a chunk of a long text, that is to be read again.
 
     Attributes:
         text: The text.
-        chunk: The text, or its chunk, in tokens.
-        is_sampled: Whether it is in the sample.
-        wanted: The examples that it gives.
+        chunk: The tokens of the text, or of its chunk.
+        is_sampled: Whether the text is in the sample.
+        wanted: The examples that show the text, of any number of heads.
     """
 
     text: CorpusText
@@ -136,12 +138,12 @@ class RereadText:
 
 @dataclass(eq=False)
 class SecondPass:
-    """Hold the results of the second pass, as far as it got.
+    """Hold the results of the second pass; after an interruption, those of the texts read so far.
 
     Attributes:
-        tables: Kind of attention -> what is added up of the sample.
-        examples: The examples that were read, in no order.
-        n_sampled: How many texts of the sample are in the tables.
+        tables: Kind of attention -> sums over the texts of the sample.
+        examples: The examples, unsorted.
+        n_sampled: The number of texts of the sample that are in the tables.
         complete: Whether all texts were read.
     """
 
@@ -151,103 +153,96 @@ class SecondPass:
     complete: bool = True
 
 
-def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> list[RereadText]:
-    """Return the texts that are read again: those of the sample in its random order, then those of examples.
+def choose_texts(
+    model: Model, scores: Scores, n_tokens: int, **chunking: int | None
+) -> list[RereadText]:
+    """Return the texts to read again: first those of the sample, in its random order, then those of examples.
 
     Args:
         model: The model.
-        scores: How well each text, or chunk of a long one, shows what each head does.
-        n_tokens: Tokens of the whole corpus.
-        cut: `chunk` and `stride` of `corpus.chunks`, which cuts long texts.
+        scores: The result of the first pass.
+        n_tokens: The number of tokens in the whole corpus.
+        chunking: The arguments `chunk` and `stride` of `corpus.chunks`, which splits long texts.
     """
-    # Sample texts up to a number of tokens. One that is too long for the room left is passed over.
-    n_left = min(MAX_TOKENS, max(MIN_TOKENS, n_tokens // ONE_TOKEN_IN))
+    # Take texts of the sample until the limit of tokens is reached. Skip a text that is longer than the tokens left.
+    n_left = min(MAX_SAMPLE_TOKENS, max(MIN_SAMPLE_TOKENS, n_tokens // TOKENS_PER_SAMPLED_TOKEN))
     sampled = []
     for index in scores.sample:
         if scores.texts[index].n_tokens <= n_left:
             sampled.append(index)
             n_left -= scores.texts[index].n_tokens
-    # Two are needed to tell how sure anything is, however long they are.
+    # Intervals need at least two texts, even if these are longer than the limit.
     if len(sampled) < 2:
         sampled = list(scores.sample[:2])
-    # Index of a scored text -> the examples that it gives: the best texts of each head, and one of each decile.
+    # Index of a scored text -> the examples that show it. Each head has its best texts, and a text of each decile.
     wanted: dict[int, list[WantedExample]] = defaultdict(list)
     _, text_of_decile = scores.deciles()
     for why, indices in (("top", scores.best()), ("decile", text_of_decile)):
-        # (head, rank); -1 = there is no such text.
+        # `indices` is (head, rank), or (head, decile); -1 = there is no such text.
         for head, rank in np.argwhere(indices >= 0).tolist():
             index = int(indices[head, rank])
             score = float(scores.values[index, head])
             wanted[index].append(WantedExample(head, why, rank, score))
-    # Cut these texts again, as they were cut when they were scored.
+    # Split these texts into the same chunks as in the first pass, and take the chunk that was scored.
     special = special_ids(model)
-    units = []
+    rereads = []
     for index in dict.fromkeys([*sampled, *wanted]):
         scored = scores.texts[index]
         tokens = tokens_of(scored.text, model.tokenizer.encode, special)
-        parts = chunks(
-            tokens,
-            scored.index,
-            limit=model.info.max_tokens,
-            **cut,
-        )
-        # A scored text knows which chunk of its text it is.
-        units.append(
-            RereadText(
-                scored.text,
-                parts[scored.number],
-                index in sampled,
-                wanted[index],
-            )
-        )
-    return units
+        text_chunks = chunks(tokens, scored.index, limit=model.info.max_tokens, **chunking)
+        chunk = text_chunks[scored.number]
+        rereads.append(RereadText(scored.text, chunk, index in sampled, wanted[index]))
+    return rereads
 
 
-def read_rows(
+def run_second_pass(
     second_pass: SecondPass,
     model: Model,
     heads: Sequence[Head],
-    units: Sequence[RereadText],
+    rereads: Sequence[RereadText],
     report: ReportProgress | None = None,
 ) -> None:
-    """Run the model on texts again, and add what an atlas shows of them to the results, text by text.
+    """Run the model on texts again, and add sums and examples to the results, text by text.
 
     Args:
-        second_pass: The results; an interruption leaves those so far.
+        second_pass: The results, which this function fills. After an interruption they hold the texts read so far.
         model: The model.
         heads: All heads, in the order of the table of heads.
-        units: The texts.
-        report: Called after each batch.
+        rereads: The texts to read again.
+        report: The progress callback, called after each batch.
     """
-    # Prepare the tables by the texts of the sample.
-    start = encode_decoder_start(model)
-    unit_of = {unit.chunk: unit for unit in units}
-    sampled = [chunk for chunk, unit in unit_of.items() if unit.is_sampled]
-    others = [chunk for chunk, unit in unit_of.items() if not unit.is_sampled]
+    # Make empty tables for each kind of attention. Their size depends on the tokens of the sample. `start_tokens` are
+    # what the decoder of an encoder-decoder reads before the text; None = the model is no encoder-decoder.
+    start_tokens = encode_decoder_start(model)
+    reread_by_chunk = {reread.chunk: reread for reread in rereads}
+    sampled = [chunk for chunk, reread in reread_by_chunk.items() if reread.is_sampled]
+    others = [chunk for chunk, reread in reread_by_chunk.items() if not reread.is_sampled]
     for kind in dict.fromkeys(kind for kind, _, _ in heads):
-        # Layer -> how many heads it has.
-        n_heads = Counter(layer for of_kind, layer, _ in heads if of_kind == kind)
+        # Layer -> the number of its heads.
+        n_heads = Counter(layer for head_kind, layer, _ in heads if head_kind == kind)
         second_pass.tables[kind] = KindTables(
-            n_heads, [_text_of_kind(kind, chunk, start) for chunk in sampled]
+            n_heads, [_tokens_of_kind(kind, chunk, start_tokens) for chunk in sampled]
         )
 
-    def run(batch: Sequence[Chunk]) -> Any:
+    def read_attention(batch: Sequence[Chunk]) -> Any:
         """Return the attention on a batch, by kind and layer."""
         tokens = [chunk.tokens for chunk in batch]
-        targets = [] if start is None else [shift_right(start, source) for source in tokens]
+        targets = (
+            [] if start_tokens is None else [shift_right(start_tokens, source) for source in tokens]
+        )
         return keep_attention(model, batch_of(tokens, targets))
 
-    # Read sampled texts first, as far as an interruption allows: the tables need them. A batch that does not
-    # fit into memory comes in parts, each with its attention.
-    n_tokens = sum(map(len, unit_of))
+    # Read the texts of the sample first, so that an interruption loses examples rather than tables. `BatchHalver`
+    # splits a batch that does not fit into memory, and yields each part with its attention.
+    n_tokens = sum(map(len, reread_by_chunk))
     n_tokens_done = 0
-    halver = BatchHalver()
+    batch_halver = BatchHalver()
     for batch in [*batches(sampled, TOKEN_BUDGET), *batches(others, TOKEN_BUDGET)]:
-        for part, attention in halver.run(batch, run):
-            for place, chunk in enumerate(part):
-                # An interruption waits until a text is in all tables.
+        for part, attention in batch_halver.run(batch, read_attention):
+            for row, chunk in enumerate(part):
+                # Delay an interruption until all tables have the text, so that they agree.
                 with delay_interrupts():
-                    _add_text(second_pass, heads, unit_of[chunk], attention, place, start)
+                    _add_text(second_pass, heads, reread_by_chunk[chunk], attention, row, start_tokens)
                 n_tokens_done += len(chunk)
             if report is not None:
                 n_examples = len(second_pass.examples)
@@ -257,103 +252,105 @@ def read_rows(
 def _add_text(
     second_pass: SecondPass,
     heads: Sequence[Head],
-    unit: RereadText,
+    reread: RereadText,
     attention: Any,
-    place: int,
-    start: Tokens | None,
+    row: int,
+    start_tokens: Tokens | None,
 ) -> None:
-    """Add a text to the tables, if it is in the sample, and its examples.
+    """Add a text to the tables if it is in the sample, and add the examples that show it.
 
     Args:
         second_pass: The results.
-        heads: All heads.
-        unit: The text.
+        heads: All heads, in the order of the table of heads.
+        reread: The text.
         attention: The attention on a batch, by kind and layer.
-        place: The place of the text in the batch.
-        start: What a decoder beside an encoder starts with.
+        row: The row of the text in the batch.
+        start_tokens: What the decoder of an encoder-decoder reads before the text; None for other models.
     """
     for kind, tables in second_pass.tables.items():
-        text = _text_of_kind(kind, unit.chunk, start)
+        text = _tokens_of_kind(kind, reread.chunk, start_tokens)
         layers = {}
-        for layer, of_layer in attention[kind].items():
-            layers[layer] = _SeenLayer(kind, of_layer, place, text)
-        if unit.is_sampled:
-            # `n_heads` names the layers that have heads.
+        for layer, kept_attention in attention[kind].items():
+            layers[layer] = _TextAttention(kind, kept_attention, row, text)
+        if reread.is_sampled:
+            # The keys of `n_heads` are the layers of this kind that have heads, in order.
             _add_to_tables(tables, text, [layers[layer] for layer in tables.n_heads])
-        # Examples of heads of this kind.
-        for wanted in unit.wanted:
-            of_kind, layer, head = heads[wanted.head]
-            if of_kind == kind:
-                second_pass.examples.append(_example_of(wanted, unit, layers[layer], head))
-    second_pass.n_sampled += unit.is_sampled
+        # Add the examples of heads of this kind of attention.
+        for wanted in reread.wanted:
+            head_kind, layer, head = heads[wanted.head]
+            if head_kind == kind:
+                second_pass.examples.append(_make_example(wanted, reread, layers[layer], head))
+    second_pass.n_sampled += reread.is_sampled
 
 
-def _text_of_kind(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
-    """Return the tokens that the heads of a kind attend among in a chunk, and which of them count as queries.
+def _tokens_of_kind(kind: str, chunk: Chunk, start_tokens: Tokens | None) -> ReadText:
+    """Return the tokens of a chunk as the heads of a kind of attention read them, and which of them count as queries.
 
-    In cross-attention, the tokens that the decoder writes are queries, and those of the source are keys: the same text.
+    An encoder-decoder reads the same text in its encoder and its decoder. In cross-attention the decoder's tokens are
+    the queries, and the encoder's tokens are the keys.
     """
-    # Tokens that the chunk repeats from the one before do not count twice. A decoder beside an encoder reads the text
-    # behind its start token, which does not count.
+    # Chunks overlap: a token that the chunk before has, too, does not count again. The decoder of an encoder-decoder
+    # reads the text after a start token, which does not count. This shifts all tokens by one.
     tokens = chunk.tokens
-    asks = ~chunk.repeated
-    if kind == "decoder" and start is not None:
-        tokens = shift_right(start, tokens)
-        asks = np.append(False, asks[:-1])
-    return ReadText(tokens, asks)
+    is_query = ~chunk.repeated
+    if kind == "decoder" and start_tokens is not None:
+        tokens = shift_right(start_tokens, tokens)
+        is_query = np.append(False, is_query[:-1])
+    return ReadText(tokens, is_query)
 
 
 @dataclass(frozen=True, eq=False)
-class _SeenLayer:
-    """Hold the attention of a layer on one text of a batch.
+class _TextAttention:
+    """Hold the attention of a layer on one text of a batch, and compute rows of it on demand.
 
     Attributes:
         kind: The kind of attention.
-        attention: The layer on the whole batch: its call, or dense weights.
-        place: The place of the text in the batch.
-        text: The tokens that the heads attend among.
+        attention: The attention of the layer on the whole batch: its queries and keys, or its weights.
+        row: The row of the text in the batch.
+        text: The tokens of the text.
     """
 
     kind: str
     attention: KeptAttention
-    place: int
+    row: int
     text: ReadText
 
     def rows(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows of some queries, (head, query, key), and what they may attend to, (query, key)."""
-        # All rows of a text that is one tile are computed once.
+        """Return the weights of some queries, (head, query, key), and their attention mask, (query, key)."""
+        # If the whole text fits into one tile, compute all its rows once, and cache them.
         if self._tile_size < len(self.text):
             return self._compute(queries)
-        weights, allowed = self._whole
+        weights, allowed = self._all_rows
         return weights[:, queries], allowed[queries]
 
     def tiles(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield all rows, tile by tile: the queries of a tile, their rows, and what they may attend to."""
+        """Yield all rows, tile by tile: the slice of its queries, and their weights and mask as from `rows`."""
         for queries in torch.arange(len(self.text)).split(self._tile_size):  # type: ignore[no-untyped-call]
             yield slice(int(queries[0]), int(queries[-1]) + 1), *self.rows(queries)
 
     def _compute(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         n_keys = len(self.text)
-        weights, allowed = attention_rows(self.attention, self.kind, self.place, queries, n_keys)
+        weights, allowed = attention_rows(self.attention, self.kind, self.row, queries, n_keys)
         return weights.float(), allowed
 
     @cached_property
-    def _whole(self) -> tuple[Tensor, Tensor]:
+    def _all_rows(self) -> tuple[Tensor, Tensor]:
         return self._compute(torch.arange(len(self.text)))
 
     @property
     def _tile_size(self) -> int:
-        """Return how many queries are computed at once."""
-        return max(16, _ELEMENTS // (len(self.text) * count_heads(self.attention)))
+        """Return the number of queries in a tile."""
+        return max(16, _MAX_TILE_WEIGHTS // (len(self.text) * count_heads(self.attention)))
 
     @cached_property
     def focus(self) -> NDArray[np.int64]:
-        """Return the query that shows most of each head, and the key with its largest weight, (2, head).
+        """Return the query that shows each head best, and its key with the largest weight outside sinks, (2, head).
 
-        That is the query with the largest product of its weight on keys outside sinks and its nats from uniform
-        attention: the logarithm of the number of allowed keys, less the entropy of its row.
+        The query is the one with the largest product of two numbers. One is its weight on keys outside sinks. The other
+        is its distance from uniform attention in nats: the logarithm of the number of allowed keys, minus the entropy
+        of its row. A sink is a special token, or the first token of a decoder.
         """
-        # These products and the largest keys of all queries, (head, query), tile by tile.
+        # For all queries the products, and the keys with the largest weight, each (head, query), tile by tile.
         is_outside = torch.from_numpy(self.text.outside_sinks)
         tiles_of_products = []
         tiles_of_keys = []
@@ -365,41 +362,44 @@ class _SeenLayer:
             tiles_of_keys.append(outside_sinks.argmax(-1))
         products = torch.cat(tiles_of_products, 1).numpy()
         keys = torch.cat(tiles_of_keys, 1).numpy()
+        # Products are at least 0, so -1 excludes the queries that do not count.
         queries = np.where(self.text.is_counted, products, -1.0).argmax(1)
         return np.stack([queries, keys[np.arange(len(queries)), queries]])
 
 
-def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_SeenLayer]) -> None:
-    """Add the attention of all layers of a kind on a text to its tables."""
+def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_TextAttention]) -> None:
+    """Add the attention on a text to the tables of a kind of attention; `layers` are all layers of the kind."""
     tables.add(text, [layer.tiles() for layer in layers])
-    # Heads are compared on a few queries at even steps.
-    n_queries = min(len(text), DISTANCE_QUERIES)
-    places = np.unique(np.linspace(0, len(text) - 1, n_queries).astype(np.int64))
-    queries = torch.from_numpy(places[text.is_counted[places]])
+    # Compare heads on a few evenly spaced queries: the rows of all layers, (head, query, key).
+    n_queries = min(len(text), N_DISTANCE_QUERIES)
+    positions = np.unique(np.linspace(0, len(text) - 1, n_queries).astype(np.int64))
+    queries = torch.from_numpy(positions[text.is_counted[positions]])
     if len(queries):
         tables.compare(torch.cat([layer.rows(queries)[0] for layer in layers]))
 
 
-def _example_of(wanted: WantedExample, unit: RereadText, layer: _SeenLayer, head: int) -> Example:
-    """Return an example of a head of a layer: the tokens that are shown, and the weights between them."""
+def _make_example(
+    wanted: WantedExample, reread: RereadText, layer: _TextAttention, head: int
+) -> Example:
+    """Return an example of a head: the shown tokens, and the largest weights between them."""
     tokens = layer.text.tokens
-    # The query that shows most, its largest key, and the tokens around both.
+    # Show the query that shows the head best, its key with the largest weight, and the tokens around both.
     focus, key = layer.focus[:, head].tolist()
-    places = window(tokens.special, focus, key)
-    excerpt, offsets = excerpt_of(tokens, places)
-    # The rows of the shown tokens, (shown token, key).
-    by_head, _ = layer.rows(torch.from_numpy(places))
+    positions = choose_positions(tokens.special, focus, key)
+    excerpt, offsets = make_excerpt(tokens, positions)
+    # The weights of the shown tokens as queries, (shown token, key).
+    by_head, _ = layer.rows(torch.from_numpy(positions))
     weights = by_head[head].double().numpy()
-    kept = keep_rows(weights[:, places], weights.sum(1), KEPT_MASS, MAX_KEYS)
+    kept = keep_rows(weights[:, positions], weights.sum(1), KEPT_MASS, MAX_KEYS)
     return Example(
         wanted=wanted,
-        text=unit.text.index,
-        source=f"{unit.text.source}:{unit.text.line}",
+        text=reread.text.index,
+        source=f"{reread.text.source}:{reread.text.line}",
         n_tokens=len(tokens),
-        places=places,
-        labels=tuple(tokens.labels[place] for place in places),
-        special=tokens.special[places],
-        focus=int(np.searchsorted(places, focus)),
+        positions=positions,
+        labels=tuple(tokens.labels[position] for position in positions),
+        special=tokens.special[positions],
+        focus=int(np.searchsorted(positions, focus)),
         excerpt=excerpt,
         offsets=offsets,
         starts=kept.starts,
@@ -408,50 +408,54 @@ def _example_of(wanted: WantedExample, unit: RereadText, layer: _SeenLayer, head
     )
 
 
-def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64]:
-    """Return the places of the tokens that are shown, rising: all of a short text, else `WINDOW` of them.
+def choose_positions(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64]:
+    """Return the positions of the tokens that an example shows, ascending: at most `MAX_SHOWN_TOKENS`.
 
-    These are the first token, special tokens at either end, the key with its neighbours, and the tokens nearest to the
-    focus.
+    They are the first token, special tokens at either end, the key with its neighbours, and then the tokens nearest to
+    the focus.
 
     Args:
         special: Which tokens are special, (token,).
-        focus: The query to look at first.
-        key: The key with its largest weight.
+        focus: The position of the query to look at first.
+        key: The position of the key with its largest weight.
     """
-    # Of two tokens equally near, the earlier one is shown. A distance of -1 makes sure that a token is shown.
-    places = np.arange(len(special))
-    special_places = np.flatnonzero(special)
-    distances = np.abs(places - focus)
-    distances[np.abs(places - key) <= _AROUND_KEY] = -1
-    distances[[0, *special_places[:_PINS], *special_places[-_PINS:]]] = -1
-    return np.sort(np.argsort(distances, kind="stable")[:WINDOW])
+    # Take the tokens with the smallest distance to the focus. The distance -1 puts a token before all others. The sort
+    # is stable: of two equally near tokens, the earlier one is taken.
+    positions = np.arange(len(special))
+    special_positions = np.flatnonzero(special)
+    distances = np.abs(positions - focus)
+    distances[np.abs(positions - key) <= _MAX_KEY_DISTANCE] = -1
+    distances[
+        [0, *special_positions[:_MAX_PINNED_TOKENS], *special_positions[-_MAX_PINNED_TOKENS:]]
+    ] = -1
+    return np.sort(np.argsort(distances, kind="stable")[:MAX_SHOWN_TOKENS])
 
 
-def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
-    """Return the source's own characters of some tokens, and where each token begins and ends in them, (token, 2).
+def make_excerpt(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
+    """Return the characters of some tokens in their text, and the start and stop of each token in them, (token, 2).
 
-    Between stretches of tokens stands `OMISSION_MARK`. The excerpt is empty if the tokenizer has no offsets.
+    `OMISSION_MARK` stands in the excerpt for omitted tokens. The excerpt is "" if the tokenizer has no offsets.
 
     Args:
         tokens: The tokens of the text.
-        places: Those of the excerpt, rising.
+        positions: The positions of the excerpt's tokens, ascending.
     """
     excerpt = ""
-    offsets = np.zeros((len(places), 2), np.int64)
-    # Stretches of tokens that follow each other, as ranges of `places`.
-    edges = [0, *np.flatnonzero(np.diff(places) > 1) + 1, len(places)]
-    for first, last in pairwise(edges):
-        if first:
+    offsets = np.zeros((len(positions), 2), np.int64)
+    # Runs of consecutive tokens: each is a range of `positions` between two edges.
+    edges = [0, *np.flatnonzero(np.diff(positions) > 1) + 1, len(positions)]
+    for run_start, run_stop in pairwise(edges):
+        if run_start:
             excerpt += OMISSION_MARK
-        starts, stops = tokens.offsets[places[first:last]].T
+        starts, stops = tokens.offsets[positions[run_start:run_stop]].T
         has_characters = (starts >= 0) & (stops > starts)
-        # A token without characters gets an empty span, where the last one with characters ends.
+        # A token without characters, such as [CLS], gets an empty span at the stop of the last token with characters.
         begin = starts[has_characters.argmax()] if has_characters.any() else 0
         ends = np.maximum.accumulate(np.where(has_characters, stops, begin))
         starts = np.where(has_characters, starts, ends)
-        offsets[first:last] = np.stack([starts, ends], 1) - begin + len(excerpt)
+        offsets[run_start:run_stop] = np.stack([starts, ends], 1) - begin + len(excerpt)
         excerpt += tokens.text[begin : ends[-1]]
+    # All spans are empty: the tokenizer has no offsets.
     if (offsets[:, 0] == offsets[:, 1]).all():
         return "", np.zeros_like(offsets)
     return excerpt, offsets

@@ -1,6 +1,7 @@
-"""Collect every head of a model with the texts that show its behaviour: `attnscope atlas` and `attnscope.atlas`.
+"""Collect the texts that show what each head of a model does: `attnscope atlas` and `attnscope.atlas`.
 
-`scores` defines the first pass over the corpus, `rows` the second. `pages` makes web pages of the result.
+`scores` has the first pass over the corpus, which scores texts. `rows` has the second, which reads the attention of the
+chosen texts. This module runs both and assembles the result; `pages` makes web pages of it.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from attnscope.questions.atlas import EVEN_SHARE_WORDS, N_OFFSETS, Atlas
 from attnscope.questions.heads import Heads
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Table, number
-from attnscope.studies.atlas.options import CONTENT, AtlasOptions
-from attnscope.studies.atlas.rows import Example, SecondPass, read_rows, units_of
+from attnscope.studies.atlas.options import CONTENT_SCORE, AtlasOptions
+from attnscope.studies.atlas.rows import Example, SecondPass, choose_texts, run_second_pass
 from attnscope.studies.atlas.scores import CONTENT_MEANING, AtlasMeasurer, ScoredSums, Scores
 from attnscope.studies.failures import describe_failure
 from attnscope.studies.heads.study import study_heads
@@ -43,26 +44,26 @@ def atlas(
         atlas.weights(0)  # (query, key) of the first head's best example
         atlas.save("atlas.npz")
 
-    The first pass measures heads. It keeps the best texts of each head, and a sample drawn by hash. The second pass
-    reads the attention of these texts. Neither depends on the workers or their order. Memory does not grow with the
-    corpus, but with the number of heads times `examples`.
+    The first pass measures heads. It keeps the best texts of each head, and a random sample of texts, drawn by a hash.
+    The second pass reads the attention of these texts. The result does not depend on the workers. Memory does not grow
+    with the corpus, but with the number of heads times `examples`.
 
-    An interruption (KeyboardInterrupt) in the first pass ends that pass, and the second reads the texts kept so far.
-    One in the second pass ends the study. The record says that it is incomplete.
+    An interruption (KeyboardInterrupt) in the first pass ends that pass, and the second pass reads the texts kept so
+    far. An interruption in the second pass ends the study. In both cases the result says that it is incomplete.
 
     Args:
         model: A loaded model, see `attnscope.load`.
-        corpus: What to run it on: a Corpus, or a list of texts.
-        options: How.
-        report: Called after each batch; with workers after each block.
-        workers: Who studies the blocks of the first pass; None = this process. They load the model by its name.
+        corpus: The texts to run it on: a Corpus, or a list of texts.
+        options: How the atlas is made.
+        report: The progress callback, called after each batch; with workers, after each block of texts.
+        workers: Worker processes for the first pass, which load the model by its name; None = this process runs it.
 
     Raises:
-        AttnscopeError: As in `heads`.
+        AttnscopeError: The same errors as from `heads`.
     """
     options = options or AtlasOptions()
-    # First pass: measure heads, and keep the texts that show them.
-    findings, done = study_heads(
+    # First pass: measure heads, and score and keep texts.
+    heads_result, sums = study_heads(
         model,
         texts_of(corpus, model),
         options.heads,
@@ -71,51 +72,61 @@ def atlas(
         measurer=partial(AtlasMeasurer, options=options),
         empty=ScoredSums(),
     )
-    assert isinstance(done, ScoredSums)
-    if done.scores is None:
-        return _assemble(findings, options, Scores(), SecondPass())
-    # Second pass: read the attention of the kept texts. `second_pass` holds what was read, even after an interruption.
+    assert isinstance(sums, ScoredSums)
+    if sums.scores is None:
+        # No text was scored, for example because the first pass was interrupted.
+        return _assemble(heads_result, options, Scores(), SecondPass())
+    # Second pass: read the attention of the kept texts. `second_pass` grows text by text, so it is usable even after an
+    # interruption.
     second_pass = SecondPass()
-    table = findings.table("heads")
+    table = heads_result.table("heads")
     heads = [(kind, *head) for kind, head in zip(table["kind"].tolist(), table.layer_heads, strict=True)]
     try:
-        units = units_of(
+        rereads = choose_texts(
             model,
-            done.scores,
-            findings.corpus["n_tokens"],
+            sums.scores,
+            heads_result.corpus["n_tokens"],
             chunk=options.heads.chunk,
             stride=options.heads.stride,
         )
-        read_rows(second_pass, model, heads, units, report)
+        run_second_pass(second_pass, model, heads, rereads, report)
     except KeyboardInterrupt:
         second_pass.complete = False
     except Exception as error:
+        # Half-filled tables cannot be trusted after an error: keep the first pass, and record the failure.
         second_pass = SecondPass()
-        failed = [*findings.run.get("failures", ()), describe_failure("reading the examples", error)]
-        findings = replace(findings, run={**findings.run, "failures": failed})
-    return _assemble(findings, options, done.scores, second_pass)
+        failures = [
+            *heads_result.run.get("failures", ()),
+            describe_failure("reading the examples", error),
+        ]
+        heads_result = replace(heads_result, run={**heads_result.run, "failures": failures})
+    return _assemble(heads_result, options, sums.scores, second_pass)
 
 
-def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pass: SecondPass) -> Atlas:
-    """Return the result: what `heads` measured, the scores of the first pass, and the second."""
-    # Profiles, distances and tables of tokens, kind by kind; NaN where no text was sampled.
-    table = findings.table("heads")
+def _assemble(
+    heads_result: Heads, options: AtlasOptions, scores: Scores, second_pass: SecondPass
+) -> Atlas:
+    """Return the atlas, from the result of `heads`, the scores of the first pass, and the second pass."""
+    # Profiles, distances and token tables, kind by kind of attention; NaN if no text was sampled.
+    table = heads_result.table("heads")
     n_heads = len(table)
+    # (profile or its uniform baseline, head, offset)
     profiles = np.full((2, n_heads, N_OFFSETS), np.nan, np.float32)
     distances = np.full((n_heads, n_heads), np.nan, np.float32)
-    places = np.full((n_heads, 2), np.nan)
+    map_points = np.full((n_heads, 2), np.nan)  # (head, x or y)
     token_rows: list[dict[str, Any]] = []
     if second_pass.n_sampled:
-        for kind, sums in second_pass.tables.items():
+        for kind, kind_tables in second_pass.tables.items():
             heads = np.flatnonzero(table["kind"] == kind)
-            profiles[:, heads] = sums.profiles()
-            head_distances = sums.distances()
+            profiles[:, heads] = kind_tables.profiles()
+            head_distances = kind_tables.distances()
             distances[np.ix_(heads, heads)] = head_distances
-            places[heads], _ = classical_mds(head_distances.astype(np.float64))
-            token_rows += sums.rows(heads.tolist())
+            # Distances of heads of different kinds stay NaN, and each kind has a map of its own.
+            map_points[heads], _ = classical_mds(head_distances.astype(np.float64))
+            token_rows += kind_tables.rows(heads.tolist())
     token_rows.sort(key=lambda row: row["head"])
 
-    # Columns of heads: their scores, and their places on the map of distances.
+    # Add columns to the table of heads: their median and 90th-percentile scores, and their points on the map.
     deciles = np.full((n_heads, 11), np.nan)
     if scores.texts:
         deciles, _ = scores.deciles()
@@ -124,16 +135,16 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pas
     for column, values in (
         (number("score_median", label=f"{rank} (median text)"), deciles[:, 5]),
         (number("score_p90", label=f"{rank} (90th percentile)"), deciles[:, 9]),
-        (number("map_x", map_meaning), places[:, 0]),
-        (number("map_y", map_meaning), places[:, 1]),
+        (number("map_x", map_meaning), map_points[:, 0]),
+        (number("map_y", map_meaning), map_points[:, 1]),
     ):
         table = table.with_column(column, values)
 
-    # The other tables and arrays, and the options with the meaning of scores and lifts.
-    tables, grids = example_tables(second_pass.examples)
+    # Add the other tables and arrays, and the options with the meaning of scores and lifts.
+    tables, grids = make_example_tables(second_pass.examples)
     tables |= {
         "heads": table,
-        "roles": findings.table("roles"),
+        "roles": heads_result.table("roles"),
         "tokens": Table.of(Atlas.TABLES["tokens"], token_rows),
     }
     grids |= {
@@ -143,23 +154,24 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pas
         "deciles": deciles,
     }
     described_options = {
-        **findings.options,
+        **heads_result.options,
         "examples": options.examples,
         "sample": options.sample,
         "seed": options.seed,
         "rank": rank,
-        "score": CONTENT_MEANING if rank == CONTENT else table.columns[rank].meaning,
+        "score": CONTENT_MEANING if rank == CONTENT_SCORE else table.columns[rank].meaning,
         "lift": EVEN_SHARE_WORDS,
     }
-    corpus = settle_corpus(findings.corpus, interrupted=not second_pass.complete)
+    corpus = settle_corpus(heads_result.corpus, interrupted=not second_pass.complete)
     corpus["n_sampled"] = second_pass.n_sampled
-    return Atlas(findings.run, corpus, described_options, tables, grids)
+    return Atlas(heads_result.run, corpus, described_options, tables, grids)
 
 
-def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
-    """Return the tables and arrays of examples: head by head, the best texts before those of deciles, by rank."""
-    examples = sorted(examples, key=_sort_key)
-    # The columns are fields of `Example` and `WantedExample`. Excerpts are one string: a row says where its own begins.
+def make_example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
+    """Return the tables and arrays of examples, sorted by head; the best texts come first, then those of deciles."""
+    examples = sorted(examples, key=_order_of_example)
+    # Most columns are fields of `Example` and `WantedExample`; `Table.of` ignores other fields. The excerpts are stored
+    # as one string, and each row holds where its excerpt begins.
     rows = []
     n_characters = 0
     for example in examples:
@@ -170,20 +182,21 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         rows.append(row)
 
     def join(name: str, *width: int) -> NDArray[Any]:
-        """Concatenate an array, (n, *width), of all examples; without examples it is (0, *width)."""
+        """Concatenate the arrays (n, *width) of a field of all examples; (0, *width) if there are none."""
         arrays = [getattr(example, name) for example in examples]
         return np.concatenate([np.zeros((0, *width), np.int64), *arrays])
 
-    # The shown tokens of all examples, (token,). Their labels are numbered in the order in which they occur.
+    # The shown tokens of all examples, (token,). A label is stored as an index into the vocabulary, which is the list
+    # of distinct labels.
     labels = list(chain.from_iterable(example.labels for example in examples))
-    vocabulary = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    vocabulary = {label: index for index, label in enumerate(dict.fromkeys(labels))}
     offsets = join("offsets", 2)
     n_kept = join("n_kept")
-    n_shown = [len(example.places) for example in examples]
+    n_shown = [len(example.positions) for example in examples]
     shown = Table.of_arrays(
         Atlas.TABLES["shown"],
         example=np.repeat(np.arange(len(examples)), n_shown),
-        place=join("places"),
+        place=join("positions"),
         label=[vocabulary[label] for label in labels],
         special=join("special"),
         start=offsets[:, 0],
@@ -196,7 +209,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         "shown": shown,
         "vocabulary": Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary)),
     }
-    # The kept keys and the excerpts of all examples; characters are UTF-32 code points.
+    # The kept keys and the excerpts of all examples. An excerpt is stored as an array of Unicode code points.
     excerpts = "".join(example.excerpt for example in examples).encode("utf-32-le", "surrogatepass")
     grids = {
         "kept_key": join("keys").astype(np.uint8),
@@ -206,7 +219,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
     return tables, grids
 
 
-def _sort_key(example: Example) -> tuple[int, bool, int]:
-    """Return by what examples are sorted; a head's `why` is "top" for its best texts, "decile" for the others."""
+def _order_of_example(example: Example) -> tuple[int, bool, int]:
+    """Return the sort key of an example: by head, then "top" before "decile" (False before True), then by rank."""
     wanted = example.wanted
     return wanted.head, wanted.why != "top", wanted.rank

@@ -34,7 +34,7 @@ from attnscope.questions.heatmap_figures import pages
 from attnscope.questions.shares import find_shares
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import (
-    csv_text,
+    format_csv,
     remove_unfinished,
     replace_together,
     require_replaceable,
@@ -195,7 +195,7 @@ def _write_shares(out: Path, drawn: Sequence[DrawnText], path: Path) -> None:
                 rows.append(("index", "source", "line", *header))
             rows += [(str(text.index), text.source, str(text.line), *share) for share in shares]
     if rows:
-        write_whole(path, _encode(csv_text(rows)))
+        write_whole(path, _encode(format_csv(rows)))
 
 
 def _encode(content: str) -> bytes:
@@ -341,7 +341,9 @@ class _Drawer:
                 raise AttnscopeError(
                     f"{task.folder} is a link, which leads out of the batch", "remove it"
                 )
-            with replace_together(task.folder, earlier=_list_files(task.folder), last=ENTRY) as staged:
+            with replace_together(
+                task.folder, old_names=_list_files(task.folder), index_name=ENTRY
+            ) as staged:
                 return self._draw(task, staged)
         except Exception as error:
             # Say any failure in one line, with a hint.

@@ -20,7 +20,7 @@ from attnscope.questions.compare import Comparison
 from attnscope.questions.heatmap import AttentionMap
 from attnscope.questions.map_changes import renormalise
 from attnscope.results.table import Table, number
-from attnscope.results.tokens import Tokens, tokens_table
+from attnscope.results.tokens import Tokens, make_tokens_table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import Head, distance_arrays, heads_table, require_one_kind
 from attnscope.studies.inputs.reading import Prompt, Reading, read
@@ -75,7 +75,7 @@ def compare_heads(
     divergences = RunningSums((len(picked), len(picked)))
     divergences.add(*divergence_sums(cast(Measure, options.measure), weights))
     arrays |= distance_arrays(divergences, options)
-    tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(attention.queries)}
+    tables = {"heads": heads_table(model, picked), "tokens:first": make_tokens_table(attention.queries)}
     facts = {"compared": "picked", "distances": [options.distance], "single_note": note}
     corpus = {"text": attention.queries.text}
     return Comparison(run_facts(model.info, reading.notes), corpus, facts, tables, arrays)
@@ -161,8 +161,8 @@ def compare_texts(
         table = table.with_column(number(f"{name}_{column}", meaning, label=label), changes)
     tables = {
         "heads": table,
-        "tokens:first": tokens_table(tokens[0]),
-        "tokens:second": tokens_table(tokens[1]),
+        "tokens:first": make_tokens_table(tokens[0]),
+        "tokens:second": make_tokens_table(tokens[1]),
         "aligned": Table.of_arrays(
             Comparison.TABLES["aligned"],
             first=aligned[:, 0],

@@ -25,7 +25,7 @@ from attnscope.questions.heads import Heads
 from attnscope.questions.training import HAS_ROLE, MAX_STEPS, NO_ROLE, TENTATIVE, Training
 from attnscope.results.result import failure_line
 from attnscope.results.table import HEADS, Column, Estimate, Table
-from attnscope.studies.ablate.measurers import PassSettings, Replacements, measure_cuts
+from attnscope.studies.ablate.measurers import PassSettings, Replacements, measure_interventions
 from attnscope.studies.ablate.reading import BatchReader
 from attnscope.studies.failures import describe_failure
 from attnscope.studies.heads.roles import RULES
@@ -260,11 +260,13 @@ def _measure(
     loss = Estimate(np.nan, np.nan, np.nan, count=0)
     if options.loss != "none" and model.loss is not None and not model.labels:
         predicted = model.loss
-        result = measure_cuts(PassSettings(BatchReader(model, predicted), texts), (), Replacements())
+        result = measure_interventions(
+            PassSettings(BatchReader(model, predicted), texts), (), Replacements()
+        )
         if not result.complete:
             raise KeyboardInterrupt
         # Sums of losses (s) and counts of predictions (c).
-        whole = result.done.whole
+        whole = result.done.clean_loss
         low, high = map(float, whole.interval())
         n_predictions = float(whole.total("c"))
         loss = Estimate(float(whole.ratio()), max(low, 0.0), high, count=n_predictions)

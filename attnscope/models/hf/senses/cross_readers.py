@@ -33,7 +33,7 @@ from attnscope.models.inside.tape import run_instead
 from attnscope.models.model import AttentionAxes
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
-from attnscope.senses.tokens import key_tokens, query_tokens
+from attnscope.senses.tokens import make_key_tokens, make_query_tokens
 
 _MIN_PROBABILITY = 0.7
 """Object queries are named by their class only if it has more than this probability."""
@@ -111,7 +111,7 @@ class CrossAttentionReader(VisionLanguageReader):
         is_padding = self._padding(inputs, labels)
         names = dict.fromkeys(np.flatnonzero(~is_padding).tolist(), "CLS")
         names.update(labels)
-        keys = key_tokens(len(is_padding), names, [photo.source for photo in photos])
+        keys = make_key_tokens(len(is_padding), names, [photo.source for photo in photos])
         queries = self._queries(inputs, n_given)
         words = queries["decoder"]
         # Words before the picture cannot attend to it: they are not shown.
@@ -189,7 +189,7 @@ class QFormerReader(CrossAttentionReader):
         names = {
             position: f"Q{number}" for number, position in enumerate(self._picture_positions(inputs))
         }
-        queries = query_tokens(len(names))
+        queries = make_query_tokens(len(names))
         words = self._words(inputs, names, n_given)
         return {"cross": queries, "encoder": queries, "decoder": words}
 
@@ -276,7 +276,7 @@ class ObjectReader(CrossAttentionReader):
         return one_grid(output, (height, width), is_filled=True)
 
     def _queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
-        queries = query_tokens(self._base.config.num_queries, self._find_objects(inputs))
+        queries = make_query_tokens(self._base.config.num_queries, self._find_objects(inputs))
         return {"cross": queries, "decoder": queries}
 
     def _find_objects(self, inputs: Arguments) -> dict[int, str]:

@@ -15,7 +15,7 @@ from attnscope.models.model import SensoryInput
 from attnscope.questions.places import Picture, Sound, Spectrogram
 from attnscope.senses.photos import Photo
 from attnscope.senses.recordings import Recording
-from attnscope.senses.tokens import frame_tokens, patch_tokens
+from attnscope.senses.tokens import make_frame_tokens, make_patch_tokens
 
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
@@ -95,7 +95,7 @@ class ImageReader(MediaReader):
         if photo.size and accepts(self._base, _INTERPOLATE):
             inputs[_INTERPOLATE] = True
         # Tokens before the patches (CLS, registers), then the patches row by row.
-        tokens = patch_tokens((rows, columns), tokens_before(self._base), photo.source)
+        tokens = make_patch_tokens((rows, columns), tokens_before(self._base), photo.source)
         # A run whose layers see another number of tokens is refused.
         self.model.expect(inputs, len(tokens))
         picture = Picture(covered, (rows, columns), photo.source, photo.image.size)
@@ -177,7 +177,7 @@ class AudioReader(MediaReader):
         heard = features[0, :, : n_heard * stride]
         sound = self._sound(samples, frame_samples, n_heard, window_s, recording.source)
         sound = replace(sound, spectrogram=_spectrogram(heard, self._processor))
-        tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
+        tokens = make_frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=notes)
 
     def _hear_frames(self, recording: Recording) -> SensoryInput:
@@ -198,7 +198,7 @@ class AudioReader(MediaReader):
         inputs = {self._base.main_input_name: values}
         # A run whose layers see another number of frames is refused.
         self.model.expect(inputs, n_frames)
-        tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
+        tokens = make_frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput(inputs, tokens, sound=sound)
 
     def _extract(self, samples: NDArray[np.float32]) -> Tensor:
