@@ -17,8 +17,8 @@ from typing import Any
 from attnscope.results.storage import PAGE_MARK, write_whole
 from attnscope.version import VERSION
 
+# The name and version of the manifest's format.
 PAGE_SCHEMA = "attnscope.page/1"
-"""The name and version of the manifest's format."""
 
 COMMON_MODULES = (
     "colour",

@@ -14,8 +14,8 @@ from attnscope.questions.batch import BatchRun, DrawnText, FailedText
 _MAX_CHARACTERS = 400
 """The most characters of a text that its card shows."""
 
+# The suffixes of figures that an <img> element can show; PDF is only linked.
 _IMG_SUFFIXES = (".png", ".svg")
-"""The suffixes of figures that an <img> element can show; PDF is only linked."""
 
 # Control characters, and marks that change the direction of text.
 _CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -248,8 +248,7 @@ def _describe_atlas(atlas: Atlas) -> tuple[dict[str, Any], list[str]]:
         }
         cards.append(_pack(card, _collect_kept_weights(atlas, examples)))
     meanings = {name: atlas.options.get(name, "") for name in ("rank", "score", "lift")}
-    facts = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": tokens, "pairs": pairs}
-    return facts, cards
+    return {"meanings": meanings, "deciles": atlas["deciles"], "tokens": tokens, "pairs": pairs}, cards
 
 
 def _describe_token(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# The name and version of the JSON format of a batch run.
 BATCH_SCHEMA = "attnscope.batch/1"
-"""The name and version of the JSON format of a batch run."""
 
 
 @dataclass(frozen=True)

@@ -224,14 +224,15 @@ def _make_heads_report(comparison: Comparison) -> Report:
         # A matrix of all distances, with heads in the order of their clusters.
         order = comparison.grids[f"order:{name}"]
         ordered_names = [names[head] for head in order]
-        matrix = _make_matrix(
-            distances[np.ix_(order, order)],
-            ordered_names,
-            ordered_names,
-            title="distances between heads",
-            notes=["heads in the order of their clusters (average linkage); light: alike"],
+        blocks.append(
+            _make_matrix(
+                distances[np.ix_(order, order)],
+                ordered_names,
+                ordered_names,
+                title="distances between heads",
+                notes=["heads in the order of their clusters (average linkage); light: alike"],
+            )
         )
-        blocks.append(matrix)
     return compare_texts.make_report(comparison, answer, blocks)
 
 
