@@ -1,8 +1,11 @@
 """Measure every head of a model on blocks of texts, and add the measures up.
 
-`HeadMeasurer` runs the model on batches, and has `core.measures` measure its heads on the way. `HeadSums` holds what
-was measured on a block of texts, or on several: a `KindSums` of sums for each kind of attention (encoder, decoder,
-cross). Its size does not grow with the number of texts. `studies.heads.roles` gives the heads roles by these sums.
+`HeadMeasurer` runs the model on batches; `core.measures` measures its heads during the forward pass. `HeadSums` holds
+the sums over one or more blocks of texts, in one `KindSums` for each kind of attention (encoder, decoder, cross). Its
+size does not grow with the number of texts. `studies.heads.roles` gives the heads roles by these sums.
+
+A *chunk* is a text, or a part of a long text. Chunks may overlap: tokens that an earlier chunk has too are only
+*context*, and do not count as queries again. A *unit* is one independent piece of evidence, see `HeadSums`.
 """
 
 from __future__ import annotations
@@ -38,17 +41,17 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 ChunkKey = tuple[int, int]
-"""A chunk: the index of its text in the corpus, and its number in the text."""
+"""A chunk: (index of its text in the corpus, number of the chunk in the text)."""
 
 PAIR_MEASURES = ("same_token", "induction")
-"""Measures of links between two tokens. In repetitive text, a head that always attends to the token five before the
-query would score on them too, so `count_offset_hits` counts what each fixed offset scores."""
+"""Measures of links between two tokens that need a baseline of fixed offsets: in repetitive text, even a head that
+always attends to the token at offset -5 scores on them. `count_offset_hits` computes the score of each offset."""
 
 OFFSETS = tuple(range(-8, 9))
-"""The fixed offsets that are tried: the position of the key minus that of the query, in tokens."""
+"""The fixed offsets of this baseline: the position of the key minus that of the query, in tokens."""
 
 _MIN_COUNT = 1e-9
-"""The least count that is no rounding, as a share of the queries of a text; smaller ones become 0 (`weigh_units`)."""
+"""The least count that is no rounding error, as a share of the queries of a text (`weigh_units`)."""
 
 # Sums
 
@@ -58,13 +61,13 @@ class KindSums:
     """Hold the sums over texts for the heads of one kind of attention.
 
     Attributes:
-        kind: The kind of attention.
-        layers: Numbers of the layers, in the order of the first axis.
-        names: The measures, in the order of the last axis.
-        measures: The sums of each measure, (layer, head, measure).
-        uniform: Those that uniform attention over the allowed keys would have, (layer, head, measure).
-        pairs: Those of each of PAIR_MEASURES for a head that always attends to one of OFFSETS, (pair measure, offset).
-        text_weights: 1 / n for each text of n queries: its weight in all of these sums (`weigh_units`).
+        kind: The kind of attention: encoder, decoder or cross.
+        layers: Numbers of the layers, in the order of the layer axis.
+        names: Names of the measures, in the order of the measure axis.
+        measures: The sums of the measures, (layer, head, measure).
+        uniform: The sums that uniform attention over the allowed keys would have, (layer, head, measure).
+        pairs: The sums of PAIR_MEASURES for a head that always attends to one of OFFSETS, (pair measure, offset).
+        text_weights: The weights of the texts in these sums: 1 / n for a text of n queries (`weigh_units`).
     """
 
     kind: str
@@ -77,22 +80,26 @@ class KindSums:
 
     @classmethod
     def empty(cls, kind: str, layers: Sequence[int], n_heads: int, names: Sequence[str]) -> KindSums:
-        """Return a tally of no text."""
+        """Return the sums over no text."""
         shape = len(layers), n_heads, len(names)
         return cls(kind, tuple(layers), tuple(names), RunningSums(shape), RunningSums(shape))
 
     @property
     def n_texts(self) -> int:
-        """Return how many units of evidence are in it: texts, or parts of long ones (see `HeadSums`)."""
+        """Return the number of units of evidence: texts, or parts of long texts (see `HeadSums`)."""
+        # `RunningSums` takes each unit for a text.
         return self.measures.n_texts
 
     @property
     def queries_per_count(self) -> float:
-        """Return by what to multiply a count to get queries: the harmonic mean length of the texts; 1 without any."""
+        """Return the number of queries that a count of 1 stands for; 1 without any text.
+
+        The count of a text is divided by its number of queries, so this is the harmonic mean of these numbers.
+        """
         return 1 / float(self.text_weights.ratio()) if self.text_weights.n_texts else 1.0
 
     def merge(self, other: KindSums) -> KindSums:
-        """Return the tally of the texts of both."""
+        """Return the sums over the texts of both."""
         return replace(
             self,
             measures=self.measures.merge(other.measures),
@@ -104,20 +111,20 @@ class KindSums:
 
 @dataclass(kw_only=True, eq=False)
 class HeadSums(PartialSums):
-    """Hold the sums over the texts of a block, or of several merged ones.
+    """Hold the sums over the texts of a block, or of several merged blocks.
 
-    Units of evidence: intervals and tests count independent units. If a text were one unit, a long one would be a
-    single piece of evidence, however much it shows. So each chunk is a unit, and a long chunk is cut into several, each
-    a run of its queries (`unit_queries`). They depend little on each other (the block bootstrap: Künsch 1989, Annals of
-    Statistics 17; Politis & Romano 1994, JASA 89).
+    Units of evidence: intervals and tests count independent units. If each text were one unit, a long text would count
+    as a single piece of evidence, however much it shows. So each chunk is a unit, and a long chunk is cut into several
+    units, each a run of its queries (`unit_queries`). Units of one text depend little on each other (the block
+    bootstrap: Künsch 1989, Annals of Statistics 17; Politis & Romano 1994, JASA 89).
 
     All texts weigh the same: the sums and counts of a text of n queries are divided by n. After a chunk on which the
-    model computes NaN or infinity, the later chunks of its text are left out. `n_tokens` counts a token that two chunks
-    share once.
+    model computes NaN or infinity, the later chunks of its text are left out. `n_tokens` counts a token once if two
+    chunks share it.
 
     Attributes:
-        sums_by_kind: The sums by kind of attention; empty if no text was read to its end.
-        rows: The rows of attention of sampled queries, by chunk, then by kind of attention.
+        sums_by_kind: Kind of attention -> its sums; empty if no text was read to its end.
+        rows: Chunk -> kind of attention -> the attention of its sampled queries.
     """
 
     sums_by_kind: dict[str, KindSums] = field(default_factory=dict)
@@ -128,77 +135,83 @@ def stack_layers(by_layer: Mapping[int, MeasureSums], name: str) -> Floats:
     """Return one field of `MeasureSums` for all layers in one array, (unit, layer, head, measure).
 
     Args:
-        by_layer: The measures of each layer. Layers may have different numbers of heads: missing ones are 0.
+        by_layer: Number of a layer -> its measures. Layers may have different numbers of heads: missing heads get 0.
         name: The field: "sum", "count" or "uniform_sum", (measure, unit, head).
     """
     # From (measure, unit, head) to (unit, head, measure).
     arrays = [np.moveaxis(getattr(by_layer[layer], name), 0, -1) for layer in sorted(by_layer)]
+    # Pad the axis of heads to the largest number of heads, then stack along a new axis of layers.
     n_heads = max(array.shape[1] for array in arrays)
     padded = [np.pad(array, ((0, 0), (0, n_heads - array.shape[1]), (0, 0))) for array in arrays]
     return np.stack(padded, 1)
 
 
 def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the sums and counts of units of evidence times the weights of their texts.
+    """Multiply the sums and counts of units of evidence by the weights of their texts.
 
-    A text of n queries has the weight 1 / n, so that all texts weigh the same. If a head puts all of its attention on
-    sinks, rounding leaves masses such as 1e-40 elsewhere, and their ratios mean nothing: such counts, and the sums
-    beside them, become 0.
+    Counts below _MIN_COUNT become 0, and so do the sums that belong to them. The reason: if a head puts all of its
+    attention on sinks, rounding leaves weights such as 1e-40 on other keys, and ratios of such numbers mean nothing.
 
     Args:
-        weights: The weight of each unit, (unit,).
-        sums: Arrays by name, (unit, layer, head, measure) each; one of them is the "count".
+        weights: The weight of each unit, (unit,): 1 / n for a text of n queries, so that all texts weigh the same.
+        sums: Name -> array, (unit, layer, head, measure). One of the names is "count".
     """
-    weights = weights[:, None, None, None]
+    weights = weights[:, None, None, None]  # (unit, 1, 1, 1)
     is_negligible = sums["count"] * weights < _MIN_COUNT
     return {name: np.where(is_negligible, 0.0, array * weights) for name, array in sums.items()}
 
 
 def count_offset_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
-    """Return what a head scores on PAIR_MEASURES in a text if it always attends to the key at one of OFFSETS.
+    """Score, on PAIR_MEASURES in a text, a head that always attends to the key at one of OFFSETS.
 
-    A key hits for `same_token` if it is another copy of the query's token, and for `induction` if it comes right after
-    an earlier copy, and before the query.
+    - `same_token`: a key is a hit if it is another copy of the query's token.
+    - `induction`: a key is a hit if it comes right after an earlier copy of the query's token, and before the query.
 
     Args:
         ids: The ids of the tokens, (token,).
-        causal: Whether heads look back only.
+        causal: Whether a query only attends to itself and earlier keys.
         context: Which tokens are only context, and do not count as queries, (token,).
 
     Returns:
-        Hits and counts, (2, pair measure, offset). A hit is a query whose key at the offset hits. A count is a query
-        with any key that hits on the side of the offset, before or after it. (A head that looks both ways counts
-        queries with such a key on either side. For it, this baseline is too high.)
+        Hits and counts, (2, pair measure, offset). The hits are the number of queries whose key at the offset is a hit.
+        The counts are the number of queries with any hit on the same side as the offset, before or after the query.
+        (The measures of a head that attends to both sides count queries with a hit on either side, which are more. So
+        for this head the baseline, hits divided by counts, is too high.)
     """
     n = len(ids)
     position = np.arange(n)
     is_query = ~context
-    # The positions of the first and the last copy of each token, (token,). NumPy gives them for each different token.
-    _, first_of_type, type_of = np.unique(ids, return_index=True, return_inverse=True)
-    _, from_end = np.unique(ids[::-1], return_index=True)
-    first_copy = first_of_type[type_of]
-    last_copy = n - 1 - from_end[type_of]
+    # The positions of the first and the last copy of each token, (token,). `np.unique` returns the first position of
+    # each distinct id, (id,); `id_rows` has the row of each token's id among the distinct ids, (token,).
+    _, first_positions, id_rows = np.unique(ids, return_index=True, return_inverse=True)
+    _, positions_from_end = np.unique(ids[::-1], return_index=True)
+    first_copy = first_positions[id_rows]
+    last_copy = n - 1 - positions_from_end[id_rows]
 
-    # The queries that count. For induction, an earlier copy must be followed by a key before the query.
+    # The numbers of queries that count. For induction, there must be a key between an earlier copy and the query.
     n_with_copy_before = (is_query & (first_copy < position)).sum()
     n_with_copy_after = (is_query & (last_copy > position)).sum()
     n_with_key_after_copy = (is_query & (first_copy < position - 1)).sum()
 
-    # How many queries have a copy of their token at each distance from -far to far; -1 stands beyond the text.
-    far = OFFSETS[-1] + 1
-    # Row far + d of the windows holds, for each token, the one at distance d, (distance, token).
-    windows = sliding_window_view(np.pad(ids, far, constant_values=-1), n)
+    # The number of queries with a copy of their token at each distance from -max_distance to max_distance,
+    # (distance,). Induction looks one token farther than the offsets.
+    max_distance = OFFSETS[-1] + 1
+    # Row max_distance + d of `windows` holds, for each token, the token at distance d, (distance, token). The padding
+    # beyond the text, -1, is no token's id.
+    windows = sliding_window_view(np.pad(ids, max_distance, constant_values=-1), n)
     n_copies = ((windows == ids) & is_query).sum(1)
 
     result = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
     hits, counts = result
     for column, offset in enumerate(OFFSETS):
         if offset < 0:
-            # The key at this offset is after a copy if the copy is one token further back.
-            hits[:, column] = n_copies[far + offset], n_copies[far + offset - 1]
+            # In the order of PAIR_MEASURES. For induction, the copy is one token before the key at this offset.
+            row = max_distance + offset
+            hits[:, column] = n_copies[row], n_copies[row - 1]
             counts[:, column] = n_with_copy_before, n_with_key_after_copy
         elif offset > 0 and not causal:
-            hits[0, column] = n_copies[far + offset]
+            # Only `same_token`, row 0, has keys after the query.
+            hits[0, column] = n_copies[max_distance + offset]
             counts[0, column] = n_with_copy_after
     return result
 
@@ -209,26 +222,26 @@ def count_offset_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
 def log_frequency(counts: Numbers, ids: Numbers) -> Floats:
     """Return the natural logarithms of the relative frequencies of tokens, of the shape of `ids`.
 
-    One is added to each count, so that a token that was never counted has a frequency too.
+    One is added to each count, so that a token that never occurred has a frequency too.
 
     Args:
-        counts: How often each token was counted, by its id, up to the largest id that occurred.
+        counts: How often each token occurred in the corpus, (id,), up to the largest id that occurred.
         ids: The ids of the tokens, of any shape.
     """
-    # Larger ids take the 0 that is put at the end.
+    # Larger ids never occurred: they get the 0 that is appended to the counts.
     counts_of_ids = np.append(counts, 0)[np.minimum(ids, len(counts))]
     frequencies: Floats = np.log((counts_of_ids + 1) / (counts.sum() + len(counts)))
     return frequencies
 
 
 class BatchResult(NamedTuple):
-    """Hold what was measured on one batch of chunks, in its order.
+    """Hold what was measured on one batch of chunks, in the order of the batch.
 
     Attributes:
         sums: Kind of attention -> layer -> the measures.
         hits: Kind of attention -> the results of `count_offset_hits`, (hits or counts, chunk, pair measure, offset).
-            Cross-attention has none: between two texts, an offset means nothing.
-        rows: For each chunk, kind of attention -> the rows of sampled queries; empty if none are sampled.
+            Cross-attention is left out: between two texts, an offset means nothing.
+        rows: For each chunk, kind of attention -> the attention of its sampled queries; empty if no query is sampled.
     """
 
     sums: Mapping[str, Mapping[int, MeasureSums]]
@@ -241,12 +254,12 @@ class HeadMeasurer(Measurer[HeadSums]):
 
     Args:
         model: The model.
-        counts: How often each token occurs in the corpus, by its id.
+        counts: How often each token occurs in the corpus, (id,).
         special: The ids of special tokens.
-        chunk: How many tokens a chunk of a long text has at most; None = as many as the model takes.
-        stride: How many tokens later the next chunk starts; None = chunks do not overlap.
-        sampled: For each chunk, the positions of the queries whose rows of attention are kept; None = there are none.
-        seed: Measure the model's untrained twin with random weights of this seed; None = the model itself.
+        chunk: The largest number of tokens in a chunk; None = as many as the model takes.
+        stride: The number of tokens from the start of a chunk to the start of the next; None = chunks do not overlap.
+        sampled: Chunk -> the positions of its queries whose attention is kept, (query,); None = no query is sampled.
+        seed: Measure the same architecture with random weights of this seed, as a control; None = the model itself.
 
     Raises:
         AttnscopeError: The model has a decoder beside its encoder, and nothing that the decoder could read.
@@ -270,14 +283,15 @@ class HeadMeasurer(Measurer[HeadSums]):
         self._model = model
         self._counts = counts
         self._special = special
-        self._cut = {"chunk": chunk, "stride": stride}
+        self._chunk_options = {"chunk": chunk, "stride": stride}
         self._sampled = sampled or {}
-        # Some models do not let a probe into their attention: they return whole matrices of weights, on the processor.
+        # The attention of some models cannot be probed. They return dense weights, (query, key), on the CPU.
         self._is_dense = model.info.path == "eager"
         self._device = "cpu" if self._is_dense else model.info.device
-        self._start = encode_decoder_start(model)
+        self._decoder_start = encode_decoder_start(model)
         self._blocks = model.blocks()
 
+        # Memory for temporary results, which all batches use again.
         self._buffers = Buffers()
 
     def start(self, block: TextBlock) -> HeadSums:
@@ -292,36 +306,37 @@ class HeadMeasurer(Measurer[HeadSums]):
             limit=self._model.info.max_tokens,
             budget=TOKEN_BUDGET,
             special_ids=self._special,
-            **self._cut,
+            **self._chunk_options,
         )
-        # `block_batches` begins with the shortest.
+        # `block_batches` begins with the shortest texts.
         return batches[::-1]
 
     def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
-        """Add the measures of a batch of chunks, and count the texts whose last chunk this is.
+        """Add the measures of a batch of chunks to the sums of its block, and count the texts that are complete now.
 
-        A text on which the model computes NaN or infinity is noted in `part.broken`, and nothing more of it is added.
+        A text on which the model computes NaN or infinity is put into `part.broken`. Nothing more of it is added.
         """
-        # Find broken chunks. All chunks of a batch have the same number of units of evidence.
+        # Find broken texts. All chunks of a batch have the same number of units, as shorter ones are padded.
         by_unit: dict[str, dict[int, Any]] = {}
         for kind, by_layer in result.sums.items():
             # (measure, unit, head) → (unit, measure, head)
             by_unit[kind] = {layer: measured.sum.swapaxes(0, 1) for layer, measured in by_layer.items()}
-        longest = max(map(len, batch))
-        n_units = math.ceil(longest / unit_queries(longest))
-        for unit, place in find_broken_rows(by_unit).items():
-            part.broken.setdefault(batch[unit // n_units].text_index, place)
-        is_whole = np.array([chunk.text_index not in part.broken for chunk in batch])
-        if not is_whole.any():
+        max_tokens = max(map(len, batch))
+        n_units = math.ceil(max_tokens / unit_queries(max_tokens))
+        for unit, origin in find_broken_rows(by_unit).items():
+            part.broken.setdefault(batch[unit // n_units].text_index, origin)
+        is_intact = np.array([chunk.text_index not in part.broken for chunk in batch])  # (chunk,)
+        if not is_intact.any():
             return
 
-        # Add the measures of the others, unit by unit.
-        weights = np.array([1 / chunk.n_queries for chunk in batch])
-        is_added = is_whole.repeat(n_units)
+        # Add the measures of the intact texts, unit by unit.
+        weights = np.array([1 / chunk.n_queries for chunk in batch])  # (chunk,)
+        is_added = is_intact.repeat(n_units)  # (unit,)
         for kind, by_layer in result.sums.items():
             sums = {
                 name: stack_layers(by_layer, name)[is_added] for name in ("sum", "count", "uniform_sum")
             }
+            # Each array is (unit, layer, head, measure).
             weighed = weigh_units(weights.repeat(n_units)[is_added], sums)
             if kind not in part.sums_by_kind:
                 names = next(iter(by_layer.values())).names
@@ -331,15 +346,18 @@ class HeadMeasurer(Measurer[HeadSums]):
             kind_sums.measures.add(weighed["sum"], weighed["count"])
             kind_sums.uniform.add(weighed["uniform_sum"], weighed["count"])
             if kind in result.hits:
-                hits, counts = result.hits[kind] * weights[:, None, None]
-                kind_sums.pairs.add(hits[is_whole], counts[is_whole])
+                hits, counts = (
+                    result.hits[kind] * weights[:, None, None]
+                )  # (chunk, pair measure, offset)
+                kind_sums.pairs.add(hits[is_intact], counts[is_intact])
 
-        # Keep the rows of sampled queries, and count tokens and texts.
-        for row in np.flatnonzero(is_whole).tolist():
+        # Keep the attention of sampled queries, and count tokens and texts.
+        for row in np.flatnonzero(is_intact).tolist():
             chunk = batch[row]
             part.n_tokens += len(chunk) - chunk.n_repeated
             if result.rows[row]:
                 part.rows[chunk.text_index, chunk.number] = result.rows[row]
+            # `count_row` returns whether this is the last of the text's chunks to be measured.
             if part.count_row(chunk.text_index, chunk.n_chunks):
                 part.n_texts += 1
                 part.n_chunked += chunk.n_chunks > 1
@@ -347,11 +365,11 @@ class HeadMeasurer(Measurer[HeadSums]):
                     kind_sums.text_weights.add(weights[row], 1.0)
 
     def finish(self, part: HeadSums) -> HeadSums:
-        """Return the sums of a block; without any text that was read to its end, they lose the tallies of chunks."""
+        """Return the sums of a finished block. If no text was read to its end, the sums of its chunks are dropped."""
         return part if part.n_texts else replace(part, sums_by_kind={}, n_tokens=0)
 
     def measure(self, batch: Sequence[Chunk]) -> BatchResult:
-        """Return the measures of a batch of chunks, and the rows of its sampled queries."""
+        """Run the model on a batch of chunks, and return the measures and the attention of sampled queries."""
         import torch
 
         from attnscope.core.attention.probes import WeightsRecorder
@@ -359,64 +377,67 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.measures import HeadMeasures, measures_of_weights
         from attnscope.models.inside.projections import watch_norms
 
-        # The texts that self-attention of each kind reads, and which of their tokens are only context.
+        # Kind of self-attention -> the texts that it reads, and which of their tokens are only context.
         tokens = [chunk.tokens for chunk in batch]
-        repeated = [chunk.repeated for chunk in batch]
-        texts = dict.fromkeys(self._model.info.kinds, (tokens, repeated))
+        contexts = [chunk.repeated for chunk in batch]
+        texts = dict.fromkeys(self._model.info.kinds, (tokens, contexts))
         texts.pop("cross", None)
-        # The decoder of an encoder-decoder reads the text one token later, after its start token.
+        # The decoder of an encoder-decoder reads its start token, then the text: all tokens move right by one.
         targets: list[Tokens] = []
-        if self._start is not None:
-            targets = [shift_right(self._start, text) for text in tokens]
-            texts["decoder"] = targets, [np.append(False, of_text[:-1]) for of_text in repeated]
+        if self._decoder_start is not None:
+            targets = [shift_right(self._decoder_start, text) for text in tokens]
+            texts["decoder"] = targets, [np.append(False, context[:-1]) for context in contexts]
         hits = {}
         facts = {}
-        for kind, (texts_of_kind, contexts) in texts.items():
-            of_texts = [
+        for kind, (kind_texts, kind_contexts) in texts.items():
+            text_hits = [
                 count_offset_hits(text.ids, kind == "decoder", context)
-                for text, context in zip(texts_of_kind, contexts, strict=True)
+                for text, context in zip(kind_texts, kind_contexts, strict=True)
             ]
-            hits[kind] = np.stack(of_texts, 1)
-            facts[kind] = self._facts(texts_of_kind, contexts)
-        # The facts of the input; and those of what the decoder of an encoder-decoder reads.
+            hits[kind] = np.stack(text_hits, 1)  # (hits or counts, chunk, pair measure, offset)
+            facts[kind] = self._find_facts(kind_texts, kind_contexts)
+        # `info.kinds` is in the order of computation, so the first kind reads the input.
         source_facts = next(iter(facts.values()))
         target_facts = facts["decoder"] if targets else None
         inputs = batch_of(tokens, targets).to(self._model.info.device)
 
-        # The sampled queries of each chunk, as `RowSamples` takes them: with the number of keys.
-        wanted: list[tuple[Numbers, int] | None] = []
+        # For each chunk, its sampled queries and its number of keys; None = no query is sampled.
+        samples: list[tuple[Numbers, int] | None] = []
         for chunk in batch:
             queries = self._sampled.get((chunk.text_index, chunk.number))
-            wanted.append(None if queries is None else (queries, len(chunk)))
+            samples.append(None if queries is None else (queries, len(chunk)))
         sums: dict[Any, dict[int, MeasureSums]] = {}
-        # Not inference_mode: its tensors do not tell whether they have changed, which `HeadMeasures` asks of masks.
+        # `HeadMeasures` checks whether masks have changed. Tensors of inference_mode cannot tell, so use no_grad.
         with torch.no_grad():
             if self._is_dense:
-                dense = WeightsRecorder()
-                self._model.run(inputs, dense)
-                reader = RowSamples(wanted)
-                reader.keep_all(dense.maps)
-                for kind, by_layer in dense.maps.items():
-                    # Cross-attention has its queries in one text and its keys in another.
-                    of_kind = (source_facts, target_facts) if kind == "cross" else (facts[kind], None)
+                # Record the dense weights of all layers, then sample and measure them.
+                recorder = WeightsRecorder()
+                self._model.run(inputs, recorder)
+                sampler = RowSamples(samples)
+                sampler.keep_all(recorder.maps)
+                for kind, by_layer in recorder.maps.items():
+                    # Cross-attention has its keys in the source and its queries in the target.
+                    kind_facts = (source_facts, target_facts) if kind == "cross" else (facts[kind], None)
                     sums[kind] = {
-                        layer: measures_of_weights(weights, *of_kind)
+                        layer: measures_of_weights(weights, *kind_facts)
                         for layer, weights in by_layer.items()
                     }
             else:
+                # Sample and measure during the forward pass. The measure `outlier_token` needs the norms of the hidden
+                # states that each layer reads: `watch_norms` records them.
                 with watch_norms(self._blocks) as norms:
                     probe = HeadMeasures(source_facts, target_facts, buffers=self._buffers, norms=norms)
-                    reader = RowSamples(wanted, probe)
-                    self._model.run(inputs, reader)
+                    sampler = RowSamples(samples, probe)
+                    self._model.run(inputs, sampler)
                 sums |= probe.sums
-        return BatchResult(sums, hits, reader.rows)
+        return BatchResult(sums, hits, sampler.rows)
 
-    def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[Flags]) -> TextFacts:
-        """Return the facts that measures need of the texts of a batch, each array (text, token).
+    def _find_facts(self, tokens: Sequence[Tokens], contexts: Sequence[Flags]) -> TextFacts:
+        """Find the facts about the texts of a batch that measures need, such as which tokens are punctuation.
 
         Args:
             tokens: The texts.
-            repeated: Which tokens of each text are only context, (token,).
+            contexts: Which tokens of each text are only context, (token,).
         """
         import torch
 
@@ -426,44 +447,47 @@ class HeadMeasurer(Measurer[HeadSums]):
         def tensor(array: NDArray[Any]) -> Tensor:
             return move(torch.from_numpy(array), self._device)
 
-        def flags(of_text: Callable[[Tokens], Flags]) -> Tensor:
-            """Return which tokens of each text a function marks, (text, token)."""
-            return tensor(pad_rows([*map(of_text, tokens)]))
+        def mark(find_tokens: Callable[[Tokens], Flags]) -> Tensor:
+            """Return which tokens of each text a function finds, (text, token)."""
+            return tensor(pad_rows([*map(find_tokens, tokens)]))
 
-        # All arrays are (text, token). Opening tokens are the special ones before the first ordinary one.
-        real = pad_rows([np.ones(len(text), np.bool_) for text in tokens])
+        # All arrays are (text, token), padded with 0 or False. Opening tokens, such as [CLS], are the special tokens
+        # before the first ordinary token.
+        is_real = pad_rows([np.ones(len(text), np.bool_) for text in tokens])
         ids = pad_rows([text.ids for text in tokens])
-        special = pad_rows([text.special for text in tokens])
-        opening = special & (np.cumsum(~special, axis=1) == 0)
-        # Special tokens are in every text, so their relative frequency is taken to be 1.
-        frequency = np.where(special, 0.0, log_frequency(self._counts, ids))
-        # The first token is left out of the rarest: in models without [CLS], heads rest on it, rare or not.
-        may_be_rarest = real & ~special & (np.arange(ids.shape[1]) > 0)
+        is_special = pad_rows([text.special for text in tokens])
+        is_opening = is_special & (np.cumsum(~is_special, axis=1) == 0)
+        # Special tokens are in every text, so their relative frequency is taken to be 1: its logarithm is 0.
+        frequency = np.where(is_special, 0.0, log_frequency(self._counts, ids))
+        # The first token cannot be the rarest: in models without [CLS] it is a sink, rare or not.
+        may_be_rarest = is_real & ~is_special & (np.arange(ids.shape[1]) > 0)
         candidates = np.where(may_be_rarest, frequency, np.inf)
-        rarest = may_be_rarest & (candidates == candidates.min(1, keepdims=True))
+        is_rarest = may_be_rarest & (candidates == candidates.min(1, keepdims=True))
         embeddings = look_up_unit_embeddings(self._model, tensor(ids))
         if embeddings is not None:
             embeddings = embeddings.to(self._device)
+        # None = all tokens count as queries.
         context = None
-        if np.any(np.concatenate(repeated)):
-            context = tensor(pad_rows(repeated))
+        if np.any(np.concatenate(contexts)):
+            context = tensor(pad_rows(contexts))
         return TextFacts(
-            real=tensor(real),
-            special=tensor(special),
+            real=tensor(is_real),
+            special=tensor(is_special),
             ids=tensor(ids),
-            cls=tensor(opening),
-            sep=tensor(special & ~opening),
-            punctuation=flags(_find_punctuation),
+            cls=tensor(is_opening),
+            sep=tensor(is_special & ~is_opening),
+            punctuation=mark(_find_punctuation),
             log_frequency=tensor(frequency),
             embeddings=embeddings,
-            rarest=tensor(rarest),
+            rarest=tensor(is_rarest),
             context=context,
-            added={name: flags(is_in_set) for name, is_in_set in load_token_sets().items()},
+            # Sets of tokens that plugins add: name -> function that finds the tokens in a text.
+            added={name: mark(find_tokens) for name, find_tokens in load_token_sets().items()},
         )
 
 
 def look_up_unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
-    """Return the static embeddings of tokens, scaled to length 1, so that their products are cosines.
+    """Look up the static embeddings of tokens, and scale them to length 1, so that their dot products are cosines.
 
     Args:
         model: The model.
@@ -480,13 +504,14 @@ def look_up_unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
 
 
 def _find_punctuation(tokens: Tokens) -> Flags:
-    """Return which tokens hold punctuation or symbols alone, (token,); marks of word pieces and spaces do not count."""
+    """Return which tokens consist of punctuation or symbols alone, (token,)."""
     is_punctuation = np.zeros(len(tokens), np.bool_)
     for position, label in enumerate(tokens.labels):
-        bare = label.removeprefix("##").replace("·", "")
+        # In labels, "##" marks a word piece and "·" a space. Neither is part of the text.
+        characters = label.removeprefix("##").replace("·", "")
         # Unicode's categories P… are punctuation, S… symbols.
-        is_mark = [unicodedata.category(letter)[0] in "PS" for letter in bare]
-        is_punctuation[position] = bool(bare) and all(is_mark)
+        is_mark = [unicodedata.category(character)[0] in "PS" for character in characters]
+        is_punctuation[position] = bool(characters) and all(is_mark)
     return is_punctuation & ~tokens.special
 
 
@@ -494,15 +519,16 @@ def _find_punctuation(tokens: Tokens) -> Flags:
 
 
 def encode_decoder_start(model: Model) -> Tokens | None:
-    """Return the start token of the decoder of an encoder-decoder, as a text of one token; None where none writes."""
+    """Return the start token of the decoder of an encoder-decoder, as a text of one token; None for other models."""
+    # Only an encoder-decoder has several kinds of attention.
     if len(model.info.kinds) == 1 or model.text_generator is None:
         return None
-    # It is the first token of any target.
+    # The start token is the first token of any target, such as "a".
     return model.text_generator.encode_target("a").take(np.arange(1))
 
 
 def shift_right(start: Tokens, tokens: Tokens) -> Tokens:
-    """Return what the decoder of an encoder-decoder reads while it writes the same text that the encoder read.
+    """Return what the decoder of an encoder-decoder reads while it writes the text that its encoder reads.
 
     Args:
         start: The start token of the decoder, from `encode_decoder_start`.
