@@ -466,8 +466,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         embeddings = look_up_unit_embeddings(self._model, tensor(ids))
         if embeddings is not None:
             embeddings = embeddings.to(self._device)
-        # None = all tokens count as queries.
-        context = None
+        context = None  # all tokens count as queries
         if np.any(np.concatenate(contexts)):
             context = tensor(pad_rows(contexts))
         return TextFacts(

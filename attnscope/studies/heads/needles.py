@@ -1,9 +1,10 @@
 """Find the heads that retrieve information from long texts.
 
-A needle is a few tokens, the answer, hidden in a long text, the haystack. At its end the text asks for the answer and
-gives it. A head retrieves if it attends to the hidden answer while the model writes the one at the end.
+A *needle* is a few tokens, the answer, hidden in a long text, the *haystack*. The end of the text asks for the answer
+and repeats it. A head retrieves if it attends to the hidden answer while the model predicts the answer at the end. A
+*decoy* is a second needle in the same haystack, which answers another question.
 
-`corpus.needle_probe` makes such texts, and `studies.run` goes over them. This module runs the model on several of them
+`corpus.needle_probe` makes these texts, and `studies.run` loops over them. This module runs the model on several texts
 at a time, scores the heads, tests the scores and fills the tables.
 """
 
@@ -47,10 +48,10 @@ from attnscope.studies.inputs.texts import (
 from attnscope.studies.run import Measurer, PartialSums, run_blocks
 
 MAX_PASS_TOKENS = 8192
-"""The most tokens of a forward pass, unless one text alone has more."""
+"""The most tokens in a forward pass, unless a single text has more."""
 
 _N_HAYSTACKS_READ = 8
-"""How much of a corpus is read, in multiples of the longest haystack: each haystack is a random part of it."""
+"""How much of a corpus is read, in multiples of the longest haystack. Each haystack is a random part of this text."""
 
 Numbers = NDArray[np.int64]
 
@@ -62,44 +63,45 @@ def retrieval_heads(
     options: NeedleOptions | None = None,
     report: ReportProgress | None = None,
 ) -> Heads:
-    """Find the heads that a model copies with from far back in a text.
+    """Find the heads by which a model copies from far back in a text.
 
         found = attnscope.retrieval_heads(model, attnscope.Corpus("book.txt", split="file"))
         found["heads"].grid("retrieval", "decoder")  # (layer, head): the share of needle tokens that it copied
         found["written"]["copied"][0]                # the share that the model itself wrote
 
-    In one pass, the model reads a long text with a needle in it, a question at the end, and the right answer to it:
+    In one forward pass, the model reads a long text with a needle in it, a question at the end, and the right answer:
 
-    - The model *writes* a token of the answer if it gives that token the largest probability. It has read the right
-      tokens before it, whatever it would have written itself. Up to its first mistake, this is greedy writing.
-    - A head *copies* a token that the model writes if the query that writes it has its largest weight on that very
-      token in the needle.
-    - The score of a head, `retrieval`, is the share of all needle tokens that it copies. So no score is above the share
-      that the model writes.
-    - The baseline `decoy` is the same share for a second needle, which answers another question: how often the head's
-      largest weight is on the token in the same place of that needle.
+    - The model *writes* a token of the answer if it gives that token the largest probability. The tokens before it are
+      the right ones (teacher forcing). Up to the model's first mistake, this equals greedy decoding.
+    - A head *copies* a token that the model writes if the query that predicts the token has its largest weight on the
+      same token in the needle.
+    - The score of a head, `retrieval`, is the share of all answer tokens that the head copies. So no score is above the
+      share that the model writes.
+    - The baseline `decoy` is the same share for the decoy: how often the head's largest weight is on the token in the
+      same place of the decoy.
 
-    A head has the role if its score is above the threshold, and by a margin above both the decoy and a key at random.
-    The test is one-sided, over needles, and holds the false discovery rate over heads. Memory does not grow with the
+    A head has the role if its score is above the threshold, and by a margin above both the decoy and a random key. The
+    test is one-sided, over needles, and controls the false discovery rate over heads. Memory grows less than with the
     square of a text's length.
 
     Args:
-        model: A decoder that writes, see `attnscope.load`.
+        model: A decoder with its language-model head, see `attnscope.load`.
         corpus: Texts to hide needles in, joined one after the other; None = random tokens of the model's vocabulary.
         options: The number of needles, the lengths of texts, and the depths at which needles are hidden.
-        report: Called after each pass.
+        report: Called after each forward pass.
 
     Returns:
-        The findings: `corpus["of"]` is "needles", and each text counted is one needle. After an interruption they cover
-        the needles that were done.
+        The findings. `corpus["of"]` is "needles", and `corpus["n_texts"]` counts needles. After an interruption, the
+        findings cover the needles that were measured.
 
     Raises:
-        AttnscopeError: The model does not write, the vocabulary is not known, or a text has no room.
+        AttnscopeError: The model cannot continue a text, the vocabulary is not known, or a text is too short for its
+            needle.
 
     Source:
         Wu et al. 2024, Retrieval Head Mechanistically Explains Long-Context Factuality, section 2 (the score and its
-        threshold). Ours: decoys, the test, the answer given in one pass; Wu et al. count needles of which the model
-        wrote half or more, here all count.
+        threshold). Ours: decoys, the test, teacher forcing. Wu et al. only count needles of which the model writes
+        half or more; here all needles count.
     """
     options = options or NeedleOptions()
     if model.loss != "causal":
@@ -110,30 +112,30 @@ def retrieval_heads(
     for length in options.lengths:
         require_length(model.info, length)
     texts = None if corpus is None else texts_of(corpus)
-    hay = _make_haystack(model, texts, options)
-    # Make a needle of each length now, so that errors come before the model runs.
+    haystack = _make_haystack(model, texts, options)
+    # Make one needle of each length now, so that errors come before the model runs.
     for length in options.lengths:
-        next(_make_needles(hay, options, length))
+        next(_make_needles(haystack, options, length))
 
-    # Read all needles, as many at once as a pass takes.
+    # Run the model on all needles, block by block. Their indexes run through all lengths.
     n_needles = len(options.lengths) * options.n
     needle_run = run_blocks(
         NeedleMeasurer,
         (model,),
-        _make_blocks(hay, options),
+        _make_blocks(haystack, options),
         NeedleSums(),
         report=report,
         share=lambda block: (block.texts[-1].index + 1) / n_needles,
     )
-    done = needle_run.done
-    done.left_out.require_some_left(done.n_texts, model.info)
-    # An interruption before the first needle leaves nothing to show.
-    if not done.n_texts:
+    sums = needle_run.done
+    sums.left_out.require_some_left(sums.n_texts, model.info)
+    # After an interruption before the first needle, there is nothing to show.
+    if not sums.n_texts:
         raise KeyboardInterrupt
 
-    # Test the scores, and fill the tables.
-    tables = _test_heads(done, options)
-    tables["written"] = _make_written_table(done)
+    # Test the scores, and fill the tables. The first row of `written` is of all needles.
+    tables = _test_heads(sums, options)
+    tables["written"] = _make_written_table(sums)
     notes = []
     copied = float(tables["written"]["copied"][0])
     if copied < options.threshold:
@@ -141,12 +143,12 @@ def retrieval_heads(
             f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be one of "
             "retrieval, and no roles are given."
         )
-    facts = _describe_needles(done, texts)
+    facts = _describe_needles(sums, texts)
     facts["problems"] += needle_run.problems(model.info)
     return Heads(
         run=needle_run.about(model.info, notes) | {"seed": options.seed},
         corpus=settle_corpus(facts, interrupted=not needle_run.complete),
-        options=_describe_options(options, len(done.needles[0].written), is_random=texts is None),
+        options=_describe_options(options, len(sums.results[0].is_written), is_random=texts is None),
         tables=tables,
     )
 
@@ -155,7 +157,7 @@ def retrieval_heads(
 
 
 def read_vocabulary(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ...]]:
-    """Return three lists of token ids: a model's ordinary tokens, and the special ones before and after any text.
+    """Return three sequences of token ids: a model's ordinary tokens, and the special tokens before and after any text.
 
     Raises:
         AttnscopeError: The vocabulary is not known.
@@ -172,7 +174,7 @@ def read_vocabulary(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, 
 
 
 def _make_haystack(model: Model, corpus: Texts | None, options: NeedleOptions) -> NeedleSource:
-    """Return the haystack from which texts are cut, and the tokens of which needles are made.
+    """Return the text that haystacks are cut from, and the tokens that needles are made of.
 
     Raises:
         AttnscopeError: The vocabulary is not known.
@@ -196,27 +198,32 @@ def _make_haystack(model: Model, corpus: Texts | None, options: NeedleOptions) -
             ids += encode(text.text + "\n")
         if len(ids) >= n_wanted:
             break
-    # A needle is hidden after the end of a sentence.
-    ends = {token for token in set(ids) if tokenizer.spell(token).rstrip().endswith((".", "!", "?"))}
+    # Needles are only hidden after tokens that end a sentence.
+    end_ids = {token for token in set(ids) if tokenizer.spell(token).rstrip().endswith((".", "!", "?"))}
     words = word_ids(ordinary, tokenizer.spell)
     text_ids = np.array(ids[:n_wanted], np.int64)
     return NeedleSource(
-        words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(ends), before=before
+        words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(end_ids), before=before
     )
 
 
-def _make_needles(hay: NeedleSource, options: NeedleOptions, length: int) -> Iterator[Needle]:
-    """Yield the needles of one length."""
-    return needle_probe(hay, options.n, options.depths, length, options.seed, answer=options.answer)
+def _make_needles(haystack: NeedleSource, options: NeedleOptions, length: int) -> Iterator[Needle]:
+    """Yield the needles in texts of one length."""
+    return needle_probe(haystack, options.n, options.depths, length, options.seed, answer=options.answer)
 
 
 @dataclass(frozen=True, eq=False)
 class _NeedleText:
-    """Hold a needle with what `studies.run` asks of a text: its index among all, a source and a line, for problems."""
+    """Hold a needle as a text for `studies.run`, which needs an index, and a source and a line to report problems.
+
+    Attributes:
+        needle: The needle, with its haystack.
+        index: Its index among the needles of all lengths.
+        line: None, as the text is in no file.
+    """
 
     needle: Needle
     index: int
-    # The text of a needle is in no file, so it has no line.
     line: None = None
 
     @property
@@ -227,59 +234,63 @@ class _NeedleText:
         return len(self.needle)
 
 
-def _make_blocks(hay: NeedleSource, options: NeedleOptions) -> Iterator[TextBlock]:
-    """Yield all needles in blocks. The needles of a block are of one length, and as many as fit into a pass."""
+def _make_blocks(haystack: NeedleSource, options: NeedleOptions) -> Iterator[TextBlock]:
+    """Yield all needles in blocks. A block has texts of one length, as many as fit into a forward pass."""
     indexes = count()
     for length in options.lengths:
-        # The needles come first in `map`: where they end, it takes no index.
-        texts: Iterator[Any] = map(_NeedleText, _make_needles(hay, options, length), indexes)
-        while of_block := tuple(islice(texts, max(1, MAX_PASS_TOKENS // length))):
-            yield TextBlock(of_block[0].index, of_block)
+        # `map` asks its first iterator first. At the end of the needles it stops there, and so wastes no index.
+        texts: Iterator[Any] = map(_NeedleText, _make_needles(haystack, options, length), indexes)
+        while block_texts := tuple(islice(texts, max(1, MAX_PASS_TOKENS // length))):
+            yield TextBlock(block_texts[0].index, block_texts)
 
 
-# The model's behaviour on needles
+# What the model does on needles
 
 
 class _NeedleResult(NamedTuple):
     """Hold what a model and its heads do on one needle.
 
     Attributes:
-        needle: The needle.
-        written: Whether the model writes each token of the answer, (token,).
-        copied: How many of the tokens that it writes each head copies from the needle, and from the decoy,
-            (layer, head, 2); -1 if the layer has fewer heads.
+        needle: The needle, with its haystack.
+        is_written: Whether the model writes each token of the answer, (token,).
+        n_copied: The number of written tokens that each head copies from the needle and from the decoy,
+            (layer, head, needle or decoy); -1 for a head that the layer does not have.
         is_finite: Whether the model computes neither NaN nor infinity.
     """
 
     needle: Needle
-    written: NDArray[np.bool_]
-    copied: Numbers
+    is_written: NDArray[np.bool_]
+    n_copied: Numbers
     is_finite: bool
 
     @property
-    def copied_by_chance(self) -> float:
+    def n_copied_by_chance(self) -> float:
         """Return how many tokens a head copies on average if each query has its largest weight on a random key."""
-        # A token is written by the query before it, whose keys are all tokens up to itself, (token,).
-        n_keys = len(self.needle) - len(self.written) + np.arange(len(self.written))
-        return float((self.written / n_keys).sum())
+        # The query before a token predicts it. Its keys are all tokens up to the query itself, (token,).
+        n_keys = len(self.needle) - len(self.is_written) + np.arange(len(self.is_written))
+        return float((self.is_written / n_keys).sum())
 
 
 @dataclass(kw_only=True, eq=False)
 class NeedleSums(PartialSums):
-    """Hold what a model and its heads do on each needle that was read."""
+    """Hold what a model and its heads do on each needle that was measured.
 
-    needles: tuple[_NeedleResult, ...] = ()
+    Attributes:
+        results: The results in the order of the needles.
+    """
+
+    results: tuple[_NeedleResult, ...] = ()
 
 
 class NeedleMeasurer(Measurer[NeedleSums]):
-    """Run a model on needles, and find which tokens of the answers it writes, and which of these its heads copy."""
+    """Run a model on needles, and find which tokens of the answers it writes and which of these each head copies."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self._model = model
 
     def start(self, block: TextBlock) -> NeedleSums:
-        """Return sums of nothing yet."""
+        """Return the sums of a block of which nothing is measured yet."""
         return NeedleSums()
 
     def batches(self, block: TextBlock) -> Sequence[Sequence[Any]]:
@@ -293,62 +304,68 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         from attnscope.core.attention.probes import HeadRecorder
         from attnscope.core.attention.row_samples import rows_of
 
-        # The answers end the texts, (needle, token). The query before a token writes it, so the last token is not run.
+        # Each text ends with its answer; `answers` is (needle, token). The query before a token predicts it, so the
+        # model does not need the last token.
         needles = [text.needle for text in batch]
         answers = np.stack([needle.answer for needle in needles])
         n_answer = answers.shape[1]
         ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
         queries = torch.arange(ids.shape[1] - n_answer, ids.shape[1])
-        # Run the model, and keep for each head the key with the largest weight of these queries.
+        # Run the model. For each head and each of these queries, keep the key with the largest weight.
         probe = HeadRecorder(lambda call: rows_of(call, queries).argmax(-1).cpu(), kinds=("decoder",))
         with torch.no_grad():
             logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits
         assert logits is not None  # the model has a language-model head
-        # Which tokens of the answers the model writes, (needle, token).
-        written = logits.argmax(-1).cpu().numpy() == answers
+        # Whether the model writes each token of the answers, (needle, token).
+        is_written = logits.argmax(-1).cpu().numpy() == answers
         is_finite = logits.isfinite().all(-1).all(-1).tolist()
 
-        # The positions of the answer's tokens in the needle, and of those of the decoy, (needle, 2, token).
+        # The positions of the answer's tokens in the needle and in the decoy, (needle, needle or decoy, token).
         positions = np.stack([[needle.places, needle.decoys] for needle in needles])
-        # By layer, the key with the largest weight, (needle, head, token).
-        keys = probe.maps["decoder"]
-        n_heads = max(of_layer.shape[1] for of_layer in keys.values())
-        copied = np.full((len(needles), max(keys) + 1, n_heads, 2), -1, np.int64)
-        for layer, of_layer in keys.items():
-            # Compare as (needle, head, 2, token), and count the tokens.
-            is_hit = of_layer.numpy()[:, :, None] == positions[:, None]
-            copied[:, layer, : of_layer.shape[1]] = (is_hit & written[:, None, None]).sum(-1)
-        return list(map(_NeedleResult, needles, written, copied, is_finite))
+        # Layer -> the positions of the keys with the largest weights, (needle, head, token).
+        keys_by_layer = probe.maps["decoder"]
+        n_heads = max(keys.shape[1] for keys in keys_by_layer.values())
+        n_copied = np.full((len(needles), max(keys_by_layer) + 1, n_heads, 2), -1, np.int64)
+        for layer, keys in keys_by_layer.items():
+            # Compare as (needle, head, needle or decoy, token), and count over the tokens.
+            is_hit = keys.numpy()[:, :, None] == positions[:, None]
+            n_copied[:, layer, : keys.shape[1]] = (is_hit & is_written[:, None, None]).sum(-1)
+        return list(map(_NeedleResult, needles, is_written, n_copied, is_finite))
 
     def add(self, part: NeedleSums, batch: Sequence[_NeedleText], result: list[_NeedleResult]) -> None:
-        """Add needles, without those on which the model computes NaN or infinity."""
-        for text, behaviour in zip(batch, result, strict=True):
-            if behaviour.is_finite:
+        """Add the results of a batch to the sums of its block, except for needles with NaN or infinity."""
+        for text, needle_result in zip(batch, result, strict=True):
+            if needle_result.is_finite:
                 part.n_texts += 1
                 part.n_tokens += len(text)
-                part.needles += (behaviour,)
+                part.results += (needle_result,)
             else:
-                # This says: in the last hidden states of the unchanged model, see `failures.NanOrigin`.
+                # ("", None) = in the last hidden states of the unchanged model, see `failures.NanOrigin`.
                 part.broken[text.index] = ("", None)
 
 
-# Conclusions
+# Tests and tables
 
 
-def _test_heads(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
-    """Return the table `heads`, with the scores of all heads, and `roles`, of those that pass the test."""
+def _test_heads(needle_sums: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
+    """Test the scores of all heads.
+
+    Returns:
+        The table `heads`, with the scores of all heads, and the table `roles`, with the heads that pass the test.
+    """
     names = options.measure_names
-    # From (needle, layer, head, 2) to (needle, head, 2).
-    copied = np.stack([behaviour.copied for behaviour in done.needles])
-    layers, heads = np.nonzero(copied[0, :, :, 0] >= 0)
-    sums, uniform = _sum_over_needles(done, names, copied[:, layers, heads])
+    # From (needle, layer, head, needle or decoy) to (needle, head, needle or decoy), without the heads of -1.
+    n_copied = np.stack([result.n_copied for result in needle_sums.results])
+    layers, heads = np.nonzero(n_copied[0, :, :, 0] >= 0)
+    sums, uniform = _sum_over_needles(needle_sums, names, n_copied[:, layers, heads])
 
-    # The test, (head,): the score is above the threshold, and by a margin above the decoy and chance.
+    # Values and ends of intervals are (head, measure).
     values = sums.ratio()
     uniform_values = np.broadcast_to(uniform.ratio(), values.shape)
-    # A needle may be copied as a whole or not at all, so this is the interval of hits, with needles as the units.
+    # A head may copy all tokens of a needle or none. So needles are the independent units: `dependence` is 1.
     low, high = sums.share_interval(hits=True, dependence=1)
-    # The first two columns are the score and the decoy's.
+    # Test each head, (head,): its score must be above the threshold, and by a margin above the decoy and chance. The
+    # first two measures are "retrieval", the score, and "decoy".
     score, decoy = 0, 1
     baseline = np.fmax(values[:, decoy], uniform_values[:, score])
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), MIN_MARGIN))
@@ -382,7 +399,7 @@ def _test_heads(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
                 "threshold": options.threshold,
                 "p": p[head],
                 "q": q[head],
-                "tentative": min(n_texts[head], done.n_texts) < MIN_FIRM_TEXTS,
+                "tentative": min(n_texts[head], needle_sums.n_texts) < MIN_FIRM_TEXTS,
                 "effective_texts": n_texts[head],
             }
         )
@@ -390,65 +407,69 @@ def _test_heads(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
 
 
 def _sum_over_needles(
-    done: NeedleSums, names: Sequence[str], copied: Numbers
+    needle_sums: NeedleSums, names: Sequence[str], n_copied: Numbers
 ) -> tuple[RunningSums, RunningSums]:
-    """Return the sums of the measures over needles: those of heads, (head, measure), and those of chance, (1, measure).
+    """Return the sums of the measures over needles: of the heads, (head, measure), and of chance, (1, measure).
 
     Args:
-        done: The needles.
-        names: The measures.
-        copied: How many tokens each head copies from needle and decoy, (needle, head, 2).
+        needle_sums: The results on the needles.
+        names: The names of the measures.
+        n_copied: The number of tokens that each head copies, (needle, head, needle or decoy).
     """
-    # How many tokens of each needle a measure counts, (needle, 1, measure). A score at a depth counts needles there.
-    counts = np.zeros((len(done.needles), 1, len(names)))
-    for row, behaviour in enumerate(done.needles):
-        at_depth = f"retrieval_at_{format_percent(behaviour.needle.depth)}"
-        counts[row] = np.isin(names, ["retrieval", "decoy", at_depth]) * len(behaviour.written)
-    # The measure "decoy" is of what heads copy from the decoy, all others of what they copy from the needle.
+    # The number of tokens of each needle that a measure counts, (needle, 1, measure). A measure such as
+    # "retrieval_at_25" only counts needles at this depth.
+    counts = np.zeros((len(needle_sums.results), 1, len(names)))
+    for row, result in enumerate(needle_sums.results):
+        depth_name = f"retrieval_at_{format_percent(result.needle.depth)}"
+        counts[row] = np.isin(names, ["retrieval", "decoy", depth_name]) * len(result.is_written)
+    # For each measure, the index on the last axis of `n_copied`: 1 for "decoy", 0 for all others, (measure,).
     needle_or_decoy = (np.array(names) == "decoy").astype(np.int64)
-    sums = RunningSums((copied.shape[1], len(names)))
-    sums.add(copied[..., needle_or_decoy] * (counts > 0), counts)
+    sums = RunningSums((n_copied.shape[1], len(names)))
+    sums.add(n_copied[..., needle_or_decoy] * (counts > 0), counts)
     # Chance is the same for all heads.
-    by_chance = np.array([behaviour.copied_by_chance for behaviour in done.needles])
+    n_by_chance = np.array([result.n_copied_by_chance for result in needle_sums.results])
     uniform = RunningSums((1, len(names)))
-    uniform.add(by_chance[:, None, None] * (counts > 0), counts)
+    uniform.add(n_by_chance[:, None, None] * (counts > 0), counts)
     return sums, uniform
 
 
-def _make_written_table(done: NeedleSums) -> Table:
-    """Return the share of needle tokens that the model writes: a row for all needles, and one per length and depth."""
-    # Group needles by (length, depth); the group of all comes first, as ALL_LENGTHS is less than any length.
-    groups = {(ALL_LENGTHS, np.nan): [behaviour.written for behaviour in done.needles]}
-    for needle, written, *_ in done.needles:
-        groups.setdefault((len(needle), needle.depth), []).append(written)
+def _make_written_table(needle_sums: NeedleSums) -> Table:
+    """Return the share of answer tokens that the model writes: a row for all needles, and one per length and depth."""
+    # Group needles by (length, depth). ALL_LENGTHS is less than any length, so the group of all needles comes first.
+    groups = {(ALL_LENGTHS, np.nan): [result.is_written for result in needle_sums.results]}
+    for needle, is_written, *_ in needle_sums.results:
+        groups.setdefault((len(needle), needle.depth), []).append(is_written)
     rows = []
-    for (length, depth), of_group in sorted(groups.items()):
-        is_written = np.stack(of_group)  # (needle, token)
+    for (length, depth), group in sorted(groups.items()):
+        is_token_written = np.stack(group)  # (needle, token)
+        n_needles, n_tokens = is_token_written.shape
         sums = RunningSums()
-        sums.add(is_written.sum(1), np.full(len(is_written), is_written.shape[1]))
-        # As for heads, needles are the units.
+        sums.add(is_token_written.sum(1), np.full(n_needles, n_tokens))
+        # Needles are the independent units, as for heads.
         low, high = sums.share_interval(hits=True, dependence=1)
-        copied = Estimate(float(sums.ratio()), float(low), float(high), count=float(is_written.size))
+        copied = Estimate(
+            float(sums.ratio()), float(low), float(high), count=float(is_token_written.size)
+        )
         rows.append({"length": length, "depth": depth, "copied": copied})
     return Table.of(Heads.TABLES["written"], rows)
 
 
-def _describe_needles(done: NeedleSums, texts: Texts | None) -> dict[str, Any]:
+def _describe_needles(needle_sums: NeedleSums, texts: Texts | None) -> dict[str, Any]:
     """Return the `corpus` of the record: the needles, and the texts that hide them (None = random tokens)."""
-    hay: dict[str, Any] = {"sources": ["random tokens"], "problems": []}
+    haystack: dict[str, Any] = {"sources": ["random tokens"], "problems": []}
     if texts is not None:
-        hay = describe_texts(texts)
-    # The hash is of token ids, 8 bytes each on every machine.
+        haystack = describe_texts(texts)
+    # Hash the token ids as 8 little-endian bytes each, so that the hash is the same on every machine.
     digest = hashlib.sha256()
-    for behaviour in done.needles:
-        digest.update(behaviour.needle.ids.astype("<i8").tobytes())
+    for result in needle_sums.results:
+        digest.update(result.needle.ids.astype("<i8").tobytes())
     return {
         "of": NEEDLES,
-        "sources": hay["sources"],
-        "n_texts": done.n_texts,
-        "n_tokens": done.n_tokens,
+        "sources": haystack["sources"],
+        "n_texts": needle_sums.n_texts,
+        "n_tokens": needle_sums.n_tokens,
         "sha256": digest.hexdigest(),
-        "problems": hay["problems"],
+        "problems": haystack["problems"],
     }
 
 
@@ -457,10 +478,10 @@ def _describe_options(options: NeedleOptions, n_answer: int, *, is_random: bool)
 
     Args:
         options: The choices.
-        n_answer: How many tokens the answer of a needle has: fewer than asked for if the vocabulary is small.
+        n_answer: The number of tokens in an answer: fewer than `options.answer` if the vocabulary is small.
         is_random: Whether needles and haystacks are random tokens.
     """
-    what = "attends to the token in the needle that the model writes (Wu 2024)"
+    meaning = "attends to the token in the needle that the model writes (Wu 2024)"
     return {
         "probe": "needle",
         **CRITERIA,
@@ -469,18 +490,19 @@ def _describe_options(options: NeedleOptions, n_answer: int, *, is_random: bool)
         "n_needles": options.n,
         "n_answer": n_answer,
         "needle": "random tokens" if is_random else "a sentence of random words",
-        "roles": {RETRIEVAL: {"what": what, "measure": "retrieval", "threshold": options.threshold}},
+        "roles": {RETRIEVAL: {"what": meaning, "measure": "retrieval", "threshold": options.threshold}},
         "measures": list(options.measure_names),
     }
 
 
 def _describe_measure(name: str) -> str:
-    """Return the meaning of a measure, as its column states it."""
+    """Return the meaning of a measure, for the column of the measure in the table of heads."""
     if name == "decoy":
         return "as retrieval, of a second needle, which answers another question, for the place that is attended to"
     meaning = (
         "share of needle tokens that the model writes while the head attends most to that very token"
     )
+    # The depth is empty for "retrieval", the score over all depths.
     _, _, depth = name.partition("_at_")
     if depth:
         meaning += f"; of needles around {depth}% of the haystack"
