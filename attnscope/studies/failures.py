@@ -120,9 +120,9 @@ class BrokenTexts:
         """
         if self.n and not n_texts:
             *_, origin = self.named[0]
-            what_happened = describe_nan(info, origin)
             raise AttnscopeError(
-                f"no text is left: on all {self.n:,}, {info.name}'s {what_happened}", advise_on_nan(info)
+                f"no text is left: on all {self.n:,}, {info.name}'s {describe_nan(info, origin)}",
+                advise_on_nan(info),
             )
 
 

@@ -7,9 +7,11 @@ baseline is the largest of:
 - for measures of pairs of tokens, such as induction: the value for a head that always looks at the best fixed offset;
 - for similar tokens: the mass on the token itself and on its copies.
 
-Each measure that a role may rest on is a test. A measure comes whole and `_active`: the same over attention outside
-sinks, the keys that a head rests on when it has nothing to do. The tests of a role are combined (Simes), the false
-discovery rate over all heads and roles is bounded by LEVEL, and a role shows the best of its tests.
+A role has one test for each measure that may give it. A measure comes in two forms: *whole*, and *active*, such as
+`window_active`: of the attention outside sinks alone. A sink is a key that a head attends to when it has nothing to do.
+
+The p-values of a role's tests are combined (Simes). The false discovery rate over all heads and roles is at most LEVEL.
+The table of roles shows the best test of each role.
 """
 
 import math
@@ -37,29 +39,29 @@ LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
 
 MIN_FIRM_TEXTS = 10
-"""With fewer texts, or fewer effective ones, a role is tentative: it has passed the same test, but other texts may
-differ from so few."""
+"""With fewer texts, or fewer effective texts, a role is tentative: it passed the same test, but so few texts may not
+represent others."""
 
 MIN_TESTED_TEXTS = 3
-"""With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
+"""With fewer effective texts, no role is given: Student's t has less than two degrees of freedom, and no power."""
 
 MARGIN = 0.1
-"""How much of the way from its baseline to 1 a measure must have gone, beside reaching the threshold.
+"""How far a measure must be above its baseline, as a share of the distance from the baseline to 1.
 
-The attention of random weights differs from uniform attention a little, and on all texts alike, so that no test over
-texts takes the difference for chance. In short texts, whose baselines are above the thresholds, half of the heads would
-have a role.
+The reason: the attention of random weights differs a little from uniform attention, and does so alike on all texts. So
+a test over texts finds the difference significant. Short texts have baselines above the thresholds: without the margin,
+half of the heads of a random model would have a role.
 """
 
 REFERENCE_KEYS = 1000
-"""The number of keys for which the threshold of `diffuse` is stated; see `_RoleTests._diffuse_limit`."""
+"""The number of keys that the threshold of `diffuse` is defined for; see `_RoleTests._diffuse_limit`."""
 
 MIN_RESCALED_KEYS = 8
-"""With fewer keys to a query (in the geometric mean) the threshold of `diffuse` is not rescaled: in so short a text any
-head is few nats from uniform attention."""
+"""With fewer keys per query (geometric mean), the threshold of `diffuse` is not rescaled: in texts this short, any head
+is only a few nats from uniform attention."""
 
 MIN_MARGIN = 0.01
-"""How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
+"""The least distance of a measure above its baseline. Near a baseline of 1, MARGIN alone would ask for almost none."""
 
 CRITERIA = {
     "level": LEVEL,
@@ -67,7 +69,7 @@ CRITERIA = {
     "least_texts": MIN_TESTED_TEXTS,
     "margin": MARGIN,
 }
-"""What roles ask for, as records state it."""
+"""The criteria of roles under the keys of a record's `options`."""
 
 Floats = NDArray[np.float64]
 
@@ -161,19 +163,23 @@ RULES: dict[str, RoleRule] = {
 
 
 def complete_thresholds(
-    chosen: Mapping[str, float], usual: Mapping[str, float] | None = None
+    chosen: Mapping[str, float], defaults: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return the threshold of each role: the chosen one, else the usual one (`usual` = None: that of RULES).
+    """Return the threshold of each role: the one that the user chose, else the default.
+
+    Args:
+        chosen: Role -> threshold that the user chose.
+        defaults: Role -> default threshold; None = the roles and thresholds of RULES.
 
     Raises:
-        UsageError: There is no such role.
+        UsageError: A chosen role does not exist.
     """
-    if usual is None:
-        usual = {name: rule.threshold for name, rule in RULES.items()}
+    if defaults is None:
+        defaults = {name: rule.threshold for name, rule in RULES.items()}
     for name in chosen:
-        if name not in usual:
-            raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(usual)}")
-    return {**usual, **chosen}
+        if name not in defaults:
+            raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(defaults)}")
+    return {**defaults, **chosen}
 
 
 # Evidence
@@ -182,51 +188,54 @@ def complete_thresholds(
 def judge(
     all_kind_sums: Iterable[KindSums], thresholds: Mapping[str, float], n_texts: int
 ) -> dict[str, Table]:
-    """Return the tables `heads` and `roles` of `questions.heads.Heads`, by kind, layer, head.
+    """Return the tables `heads` and `roles` of `questions.heads.Heads`, in the order of kind, layer and head.
 
     Args:
         all_kind_sums: The sums of each kind of attention.
         thresholds: The threshold of each role.
-        n_texts: How many whole texts there are: chunks of one text say how steady a head is in that text alone.
+        n_texts: The number of whole texts. Chunks do not count here: they only tell how steady a head is within a text.
     """
-    # One false discovery rate over the heads and roles of all kinds of attention, (head, role).
-    judged = [_RoleTests(kind_sums, thresholds, n_texts) for kind_sums in all_kind_sums]
-    p_values = np.concatenate([np.zeros((0, len(RULES))), *(each.role_p for each in judged)])
+    # Control one false discovery rate over the heads and roles of all kinds of attention, (head, role).
+    tests_by_kind = [_RoleTests(kind_sums, thresholds, n_texts) for kind_sums in all_kind_sums]
+    # The empty array is for a study without any kind of attention.
+    p_values = np.concatenate([np.zeros((0, len(RULES))), *(tests.role_p for tests in tests_by_kind)])
     q_values = benjamini_hochberg(p_values)
-    # The largest p-value at which a role is given: Benjamini-Hochberg's LEVEL * passed / tests. The last factor makes
-    # up for the rounding of q-values.
+    # The largest p-value that gives a role: in the Benjamini-Hochberg procedure, LEVEL * (tests passed) / (all tests).
+    # The last factor makes up for the rounding of q-values.
     n_tests = (~np.isnan(p_values)).sum()
-    largest_p = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)
-    # The rows of both tables; `head` numbers the rows over all kinds.
+    max_p = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)
+    # Fill the rows of both tables. `head_number` is the row of a head in the table `heads`, over all kinds.
     tables = []
     roles: list[dict[str, Any]] = []
     head_number = 0
-    for each in judged:
+    for tests in tests_by_kind:
         names = []
-        for row in range(len(each.role_p)):
-            of_head = each.roles_of(row, q_values[head_number], largest_p)
-            names.append("+".join(role["role"] for role in of_head))
-            roles += [{"head": head_number, **role} for role in of_head]
+        for row in range(len(tests.role_p)):
+            head_roles = tests.list_roles(row, q_values[head_number], max_p)
+            # A head may have several roles, such as "previous_token+local".
+            names.append("+".join(role["role"] for role in head_roles))
+            roles += [{"head": head_number, **role} for role in head_roles]
             head_number += 1
-        tables.append(each.table(names))
+        tables.append(tests.make_table(names))
     heads = Table.stack(tables) if tables else Table.of(Heads.TABLES["heads"], [])
     return {"heads": heads, "roles": Table.of(ROLES, roles)}
 
 
 def make_measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Column:
-    """Return the column of a measure, whole or `_active`."""
-    # An `_active` column has the range and unit of the whole measure.
+    """Return the column of a measure, whole or `_active`, for the table of heads."""
+    # An `_active` measure has the range and unit of its whole measure.
     measure = measures[name.removesuffix("_active")]
     meaning = measure.what
     if name not in measures:
         meaning += " (excluding sinks)"
+    # In a column, None = no bound.
     low, high = (end if math.isfinite(end) else None for end in (measure.low, measure.high))
     return Column(name, meaning, measure.unit, (low, high))
 
 
 def effective_texts(kind_sums: KindSums) -> float:
-    """Return the effective number of texts, that of the measure that counts most queries; 0 without any."""
-    # The counts of `RunningSums`, (layer, head, measure).
+    """Return the effective number of texts for the measure that counts most queries; 0 without any measure."""
+    # "c" = the counts, the denominators of the measures, (layer, head, measure).
     counts = kind_sums.measures.total("c")
     if not counts.size:
         return 0.0
@@ -234,13 +243,13 @@ def effective_texts(kind_sums: KindSums) -> float:
 
 
 class _RoleTest(NamedTuple):
-    """Hold a role, and a measure by which a head may get it.
+    """Hold one test: a role, and a measure that may give it.
 
     Attributes:
-        role: The role.
-        measure: The measure, whole or `_active`.
-        column: Its place among the measures of the tally.
-        whole: The name of the whole measure.
+        role: The name of the role.
+        measure: The name of the measure, whole or `_active`.
+        column: The index of the measure among the measures of `KindSums`.
+        whole: The name of the whole measure, the same as `measure` unless that is `_active`.
     """
 
     role: str
@@ -255,28 +264,28 @@ class _RoleTest(NamedTuple):
 
 
 class _RoleTests:
-    """Hold the results of one kind of attention as arrays, with the tests on them, for the heads that have any measure.
+    """Test the roles of all heads of one kind of attention. Heads without any measure are left out.
 
     Attributes:
-        layers: The place of each head's layer in the tally, (head,).
+        layers: The index of each head's layer in `KindSums.layers`, (head,).
         heads: The number of each head in its layer, (head,).
         values: The measures, sums / counts, (head, measure). `low` and `high` are the ends of their intervals, and
-            `uniform` is what uniform attention has.
-        columns: Name of a measure -> its place among these.
-        tests: Which role is tested by which measure. `role_of_test` has their roles, (test,).
+            `uniform` has the values of uniform attention.
+        columns: Name of a measure -> its index on the measure axis.
+        tests: The tests, in the order of the test axis. `role_of_test` has their roles, (test,).
         effective: The effective sample size of each test: the number of equally long texts with as much evidence,
             (head, test).
-        baselines: The value of a measure without any preference of the head, (head, test); NaN = none.
+        baselines: The value of a measure for a head without any preference, (head, test); NaN = no baseline.
         limits: The number that the value must exceed, (head, test); NaN = not tested.
         p: One-sided p-values, (head, test); NaN = not tested, or too few texts.
-        role_p: The combined p-values of a role's tests, (head, role); NaN = none could be tested.
+        role_p: The combined p-values of a role's tests, (head, role); NaN = no test of the role was possible.
     """
 
     def __init__(self, kind_sums: KindSums, thresholds: Mapping[str, float], n_texts: int) -> None:
         self.kind_sums = kind_sums
         self.thresholds = thresholds
         self.n_texts = n_texts
-        # From (layer, head, measure) to heads that have any measure.
+        # Select the heads that have any measure: from (layer, head, measure) to (head, measure).
         has_any = ~np.isnan(kind_sums.measures.ratio()).all(-1)
         self.layers, self.heads = np.nonzero(has_any)
         measures = kind_sums.measures[has_any]
@@ -284,10 +293,10 @@ class _RoleTests:
         self.counts = measures.total("c")
         self.values = measures.ratio()
         self.uniform = kind_sums.uniform[has_any].ratio()
-        # A count stands for so many queries: intervals of shares of queries need their number.
+        # Counts are weighted by text. Intervals of shares of queries need the number of queries per count.
         units = kind_sums.queries_per_count
         self.low, self.high = measure_intervals(measures, kind_sums.names, units, self.uniform)
-        # The tests: each role by each measure that it may rest on, whole and outside sinks.
+        # List the tests: each role with each measure that may give it, whole and `_active`.
         self.columns = {name: column for column, name in enumerate(kind_sums.names)}
         self.tests: list[_RoleTest] = []
         for role, rule in RULES.items():
@@ -297,7 +306,7 @@ class _RoleTests:
                     self.tests.append(_RoleTest(role, name, self.columns[name], whole))
         self.baselines = np.stack([*map(self._baseline, self.tests)], -1)
         self.limits = np.stack([*map(self._limit, self.tests, self.baselines.T)], -1)
-        # Shares, from 0 to 1: the test whose inversion gives their intervals, with the same arguments.
+        # For shares, use the test that belongs to their intervals, with the same arguments as in `measure_intervals`.
         columns = [test.column for test in self.tests]
         test_sums = measures[:, columns]
         kinds = classify_measures([test.measure for test in self.tests])
@@ -308,14 +317,14 @@ class _RoleTests:
             dependence=kinds.dependence,
             units=units,
         )
-        # Other measures: Student's t. Their intervals allow for texts of a kind that the sample lacks, and the t-test
-        # does not: so p is at least 0.5 unless the whole interval is above the limit.
+        # For other measures, use Student's t. Their intervals allow for texts of a kind that the sample lacks, but the
+        # t-test does not. So p is at least 0.5 unless the whole interval is above the limit.
         min_p = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
         p_of_others = np.maximum(test_sums.p_above(self.limits), min_p)
         p = np.where(kinds.are_shares, p_of_shares, p_of_others)
         self.effective = test_sums.sample().n_texts
         self.p = np.where(self.effective < MIN_TESTED_TEXTS, np.nan, p)
-        # One p-value per role: its tests are combined.
+        # Combine the tests of each role into one p-value.
         self.role_of_test = np.array([test.role for test in self.tests])
         self.role_p = np.full((len(self.p), len(RULES)), np.nan)
         for number, role in enumerate(RULES):
@@ -332,11 +341,12 @@ class _RoleTests:
             by_offset = self.kind_sums.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
             baseline = np.fmax(baseline, np.fmax.reduce(by_offset))
         if test.whole == "similar_token":
-            # Nothing is more like a token than itself and its copies: the mass on these. `ending` is "" or "_active".
-            ending = test.measure.removeprefix(test.whole)
-            is_same = np.isin(self.kind_sums.names, [f"self_token{ending}", f"same_token{ending}"])
-            mass = self.sums[:, is_same].sum(-1)
-            baseline = np.fmax(baseline, divide(mass, self.counts[:, test.column]))
+            # A token and its copies are the most similar keys, so the baseline is the attention to these. The suffix is
+            # "" or "_active".
+            suffix = test.measure.removeprefix(test.whole)
+            is_same = np.isin(self.kind_sums.names, [f"self_token{suffix}", f"same_token{suffix}"])
+            attention = self.sums[:, is_same].sum(-1)
+            baseline = np.fmax(baseline, divide(attention, self.counts[:, test.column]))
         return baseline
 
     def _limit(self, test: _RoleTest, baseline: Floats) -> Floats:
@@ -350,12 +360,12 @@ class _RoleTests:
         above_baseline = baseline + np.maximum(MARGIN * (1 - baseline), MIN_MARGIN)
         limit: Floats = np.fmax(self.thresholds[test.role], above_baseline)
         is_untested = np.isnan(self.values[:, test.column])
-        # The measure must be defined for enough of the queries, which all count in "resting" (the mass on sinks). The
-        # count of an `_active` measure is no number of queries, but their mass outside sinks, which must be enough.
+        # A whole measure must be defined for enough queries. All queries count in "resting", the attention to sinks.
+        # The count of an `_active` measure is the attention of its queries outside sinks. This must be enough, too.
         if rule.is_sink or not test.is_active:
-            is_untested |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.min_defined
+            is_untested |= self._count_share(self.columns[test.whole], "resting", 1.0) < rule.min_defined
         if test.is_active:
-            is_untested |= self._share_of(test.column, test.whole, 0.0) < MIN_ACTIVE_SHARE
+            is_untested |= self._count_share(test.column, test.whole, 0.0) < MIN_ACTIVE_SHARE
         if rule.excludes_diffuse and "relative_entropy" in self.columns:
             is_untested |= self.values[:, self.columns["relative_entropy"]] > self._diffuse_limit()
         return np.where(is_untested, np.nan, limit)
@@ -363,31 +373,39 @@ class _RoleTests:
     def _diffuse_limit(self) -> Floats:
         """Return the relative entropy above which a head is diffuse, (head,).
 
-        Relative entropy is 1 - d / ln n for a head d nats from uniform attention over n keys. At the same d it is 0.78
-        in a sentence of 25 tokens and 0.89 in a text of 500. So the threshold t stands for a distance, that of a text
-        of REFERENCE_KEYS keys: d = (1 - t) ln REFERENCE_KEYS. That is ln 2 for t = 0.9: the head spreads as if evenly
-        over half of its keys. The mean of ln n is the entropy of uniform attention.
+        A head at a distance of d nats from uniform attention over n keys has the relative entropy 1 - d / ln n. For the
+        same d, it is 0.78 in a sentence of 25 tokens and 0.89 in a text of 500 tokens. So the threshold t is turned
+        into a distance, by a text of REFERENCE_KEYS keys: d = (1 - t) ln REFERENCE_KEYS. For t = 0.9, d is ln 2: the
+        head spreads as if evenly over half of its keys.
+
+        The mean of ln n over queries is the entropy of uniform attention.
         """
         log_keys = np.full(len(self.values), np.nan)
         if "entropy_nats" in self.columns:
             log_keys = self.uniform[:, self.columns["entropy_nats"]]
-        # In short texts, the threshold is the relative entropy itself.
+        # In short texts, the limit is the threshold itself. This also holds if the entropy is not known (NaN).
         log_reference = math.log(REFERENCE_KEYS)
         log_keys = np.where(log_keys >= math.log(MIN_RESCALED_KEYS), log_keys, log_reference)
         return 1 - (1 - self.thresholds["diffuse"]) * log_reference / log_keys
 
-    def _share_of(self, column: int, other: str, missing: float) -> Floats:
-        """Return the count of a measure as a share, 0 to 1, of that of another, (head,); `missing` without the other.
+    def _count_share(self, column: int, other_name: str, missing: float) -> Floats:
+        """Return the count of a measure divided by the count of another measure, 0 to 1, (head,).
 
-        For an `_active` measure and the whole one, it is the mass outside sinks of the queries that the measure counts.
-        That is not 1 - resting: attention to a learned sink, which is no key, is neither resting nor active.
+        For an `_active` measure and its whole measure, it is the share of attention outside sinks, of the queries that
+        the measure counts. It is not 1 - resting, as a learned sink is no key: attention to it is neither resting nor
+        active.
+
+        Args:
+            column: The index of the measure.
+            other_name: The name of the other measure.
+            missing: The result if the other measure was not measured.
         """
-        if other not in self.columns:
+        if other_name not in self.columns:
             return np.full(len(self.values), missing)
-        return divide(self.counts[:, column], self.counts[:, self.columns[other]], 0.0)
+        return divide(self.counts[:, column], self.counts[:, self.columns[other_name]], 0.0)
 
-    def table(self, roles: Sequence[str]) -> Table:
-        """Return all heads with their measures, and with the names of their roles, one text for each head."""
+    def make_table(self, roles: Sequence[str]) -> Table:
+        """Return the table of all heads: their measures, and the names of their roles, one string for each head."""
         resting = np.full(len(self.values), np.nan)
         if "resting" in self.columns:
             resting = self.values[:, self.columns["resting"]]
@@ -405,22 +423,22 @@ class _RoleTests:
             count=self.counts * self.kind_sums.queries_per_count,
         )
 
-    def roles_of(self, head: int, q: Floats, largest_p: float) -> list[dict[str, Any]]:
-        """Return the roles of a head as rows, each by the best of its tests; the strongest first, but sinks last.
+    def list_roles(self, head: int, q: Floats, max_p: float) -> list[dict[str, Any]]:
+        """List the roles of a head as rows of the table `roles`: the strongest role first, but sinks last.
 
         Args:
-            head: The row of the head in these arrays.
-            q: Its `role_p` after Benjamini-Hochberg, (role,).
-            largest_p: The p-value up to which any head gets any role.
+            head: The index of the head on the head axis.
+            q: The q-values of its roles, `role_p` after Benjamini-Hochberg, (role,).
+            max_p: The largest p-value that gives a role.
         """
         roles = []
         values = self.values[head]
         for number, (name, rule) in enumerate(RULES.items()):
-            # NaN, where nothing was tested, is no role.
+            # `not <=` also skips NaN: the role was not tested.
             if not q[number] <= LEVEL:
                 continue
-            # Of the tests that pass alone, a whole measure says more than its active part; then the largest value.
-            passed = np.flatnonzero((self.role_of_test == name) & (self.p[head] <= largest_p))
+            # Show the best of the tests that pass: whole measures before `_active` ones, then the largest value.
+            passed = np.flatnonzero((self.role_of_test == name) & (self.p[head] <= max_p))
             best = max(passed, key=lambda i: (not self.tests[i].is_active, values[self.tests[i].column]))
             test = self.tests[best]
             interval = self.low[head, test.column], self.high[head, test.column]
@@ -429,7 +447,7 @@ class _RoleTests:
                 threshold = self.limits[head, best]
             active_share = None
             if test.is_active:
-                active_share = self._share_of(test.column, test.whole, 0.0)[head]
+                active_share = self._count_share(test.column, test.whole, 0.0)[head]
             effective = self.effective[head, best]
             roles.append(
                 {
@@ -445,7 +463,7 @@ class _RoleTests:
                 }
             )
 
-        def order(role: dict[str, Any]) -> tuple[bool, float]:
+        def sort_key(role: dict[str, Any]) -> tuple[bool, float]:
             return RULES[role["role"]].is_sink, -role["value"].value / role["threshold"]
 
-        return sorted(roles, key=order)
+        return sorted(roles, key=sort_key)

@@ -1,7 +1,8 @@
 """Study the heads of a model on any amount of text: measures, roles with their evidence, and descriptions.
 
-This module does the steps in their order and makes the record. `measuring` runs the model, `roles` gives heads their
-roles by statistical tests, and `studies.describe` describes heads.
+This module runs the steps in their order and makes the record. `measuring` runs the model, `roles` gives roles to heads
+by statistical tests, and `studies.describe` describes heads. A *control* is the same study of a model with random
+weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,25 +64,25 @@ from attnscope.studies.senses.study import picture_heads, sound_heads
 from attnscope.studies.workers import Workers
 
 N_PROBE_TEXTS = 50
-"""How many texts of repeated random tokens `--probe repeat` has."""
+"""The number of texts of `--probe repeat`. Each is a sequence of random tokens that comes twice."""
 
 N_RANDOM_TOKENS = 50
-"""How many random tokens each of them has, before they come again."""
+"""The length of this sequence, in tokens."""
 
 N_ABLATED_TEXTS = 32
-"""How many texts heads are ablated on: it takes a forward pass for each head and text."""
+"""The number of texts on which heads are ablated: few, as ablation takes a forward pass for each head and text."""
 
 NEGLIGIBLE_EFFECTS = {"kl": 0.001, "l2": 0.01}
-"""Smaller effects of an ablation count as none, by quantity: nats of the predictions, or a share of hidden states."""
+"""The size below which an effect of an ablation counts as no effect, by quantity (see `_EFFECT_MEANINGS`)."""
 
 _EFFECT_MEANINGS = {
     "kl": "KL of the predictions (nats)",
     "l2": "relative change of the last hidden states",
 }
-"""What each quantity is."""
+"""The meaning of each quantity by which the effect of an ablation is measured."""
 
 _N_TEXTS_PER_REPORT = 32
-"""How many texts there are between two reports while tokens are counted, which takes microseconds per text."""
+"""The number of texts between two progress reports while tokens are counted, which takes microseconds per text."""
 
 
 @with_default_torch
@@ -102,30 +103,33 @@ def heads(
         found.save("heads.npz")
 
     Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model
-    only has dense weights. Near-duplicates of an earlier text are dropped (`corpus["n_copies"]` counts them).
+    returns dense attention weights. Near-duplicates of an earlier text are dropped, and `corpus["n_copies"]` counts
+    them.
 
-    Texts are measured in blocks. An interruption (KeyboardInterrupt) ends the study: the record covers the texts up to
-    the last whole block, and says that it is incomplete. If a later step fails, `run["failures"]` says what.
+    Texts are measured in blocks. An interruption (KeyboardInterrupt) ends the study: the record covers all blocks up to
+    the interruption, and says that it is incomplete. If a later step fails, such as describing the heads,
+    `run["failures"]` says which step and why.
 
-    The decoder of an encoder-decoder writes the text that its encoder reads: it gets its start token first, then each
-    token of the text. Its own heads and those of cross-attention are listed by kind. Measures that compare positions in
+    The decoder of an encoder-decoder reads the same text as its encoder, after its start token (teacher forcing). The
+    record lists heads by the kind of their attention: encoder, decoder and cross. Measures that compare positions in
     one text are undefined for cross-attention.
 
-    Blocks are added in the order of the texts, so the same call gives the same numbers. torch rounds the sums of
-    one text differently with another number of threads.
+    Blocks are added in the order of the texts, so the same call returns the same numbers. With another number of
+    threads, torch rounds the sums of a text differently.
 
-    With `workers`, the result is that of one process with as many threads. After an interruption, all finished blocks
-    count. If three workers die on the same block, `corpus["problems"]` lists it, and the result has the other blocks.
+    With `workers`, the result equals that of one process with the same number of threads. After an interruption, all
+    finished blocks count. If three workers die on the same block, `corpus["problems"]` lists this block, and the result
+    has the other blocks.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         corpus: The texts: a Corpus, or a list of texts.
-        options: The choices of the study; None = the defaults.
-        report: The function to call after each batch; with workers, after each block.
-        workers: The workers that study the blocks, each with its own copy of the model; None = this process.
+        options: The options of the study; None = the defaults.
+        report: A callback for progress, called after each batch; with workers, after each block.
+        workers: The processes that measure the blocks, each with its own copy of the model; None = this process.
 
     Raises:
-        AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
+        AttnscopeError: There is no text, the model cannot be measured, or no worker can start.
     """
     options = options or HeadsOptions()
     texts = texts_of(corpus, model)
@@ -135,7 +139,7 @@ def heads(
 def study(
     spec: str,
     texts: CorpusOptions,
-    order: HeadsCommandOptions,
+    command: HeadsCommandOptions,
     loading: LoadOptions,
     report: ReportProgress | None,
     workers: Workers | None = None,
@@ -147,43 +151,45 @@ def study(
     Args:
         spec: The name of the model.
         texts: The texts of the command line.
-        order: Its other input, and its options for the study.
-        loading: How the model is loaded.
-        report: The function to call with the progress.
+        command: The other options of the command: photos, recordings or a probe, and the options of the study.
+        loading: The options for loading the model.
+        report: A callback for progress.
         workers: As for `heads`.
 
     Raises:
-        AttnscopeError: Anything that the user can mend.
+        AttnscopeError: The input, the options or the model are not possible.
     """
-    options = order.heads
-    if order.image or order.audio:
+    options = command.heads
+    if command.image or command.audio:
         from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES
 
-        names = PICTURE_MEASURES if order.image else SOUND_MEASURES
-        parse_measures(order.measures, tuple(names))
+        names = PICTURE_MEASURES if command.image else SOUND_MEASURES
+        # Only to raise an error for unknown measures.
+        parse_measures(command.measures, tuple(names))
         model = loading.load(spec)
-        if order.image:
-            return picture_heads(model, list(order.image), report)
-        return sound_heads(model, list(order.audio), texts.text, report)
-    if order.probe == "needle":
-        # Needles have options of their own. Of those of a study on texts, only thresholds may be given, and
-        # --no-describe, for nothing is described.
+        if command.image:
+            return picture_heads(model, list(command.image), report)
+        # The text is the transcript of the recording.
+        return sound_heads(model, list(command.audio), texts.text, report)
+    if command.probe == "needle":
+        # Needles have their own options. Of `HeadsOptions`, the user may only set thresholds, and `--no-describe`,
+        # which changes nothing here. So these two count as not set.
         refuse_beside(
             "--probe needle",
             replace(options, thresholds={}, describe=HeadsOptions().describe),
             workers=workers,
-            pick=order.describing.pick,
+            pick=command.describing.pick,
         )
-        thresholds = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})
-        needles = replace(order.needles, threshold=thresholds[RETRIEVAL])
-        parse_measures(order.measures, needles.measure_names)
+        thresholds = complete_thresholds(options.thresholds, {RETRIEVAL: command.needles.threshold})
+        needles = replace(command.needles, threshold=thresholds[RETRIEVAL])
+        parse_measures(command.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
-    # What is left are texts and `--probe repeat`. Check all that can be wrong before the model loads.
-    if order.probe is not None and texts.is_given:
+    # The input is texts or `--probe repeat`. Refuse impossible options before the model loads, which takes longer.
+    if command.probe is not None and texts.is_given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
-    corpus = None if order.probe else texts.corpus()
-    require_names(options, order.measures)
+    corpus = None if command.probe else texts.corpus()
+    require_names(options, command.measures)
     model = loading.load(spec)
     return heads(model, make_probe_texts(model) if corpus is None else corpus, options, report, workers)
 
@@ -192,19 +198,20 @@ def require_names(options: HeadsOptions, measures: str | None) -> None:
     """Refuse roles and measures that do not exist, before the model runs for minutes.
 
     Args:
-        options: The options, which name roles by their thresholds.
-        measures: Names of measures with commas between, as `--measures` takes them; None = there are none.
+        options: The options of the study; its thresholds name roles.
+        measures: The option `--measures`: names with commas between them; None = no measures.
     """
     from attnscope.core.catalogue import measure_names
 
+    # Both are only called to raise errors.
     complete_thresholds(options.thresholds)
     parse_measures(measures, measure_names())
 
 
 def make_probe_texts(model: Model) -> list[CorpusText]:
-    """Return the texts of `--probe repeat`: random tokens of the model's vocabulary that come twice.
+    """Make the texts of `--probe repeat`: random tokens of the model's vocabulary that come twice.
 
-    They stand between the model's special tokens, and are the same in each call.
+    The model's special tokens stand around them. Each call returns the same texts.
 
     Raises:
         AttnscopeError: The vocabulary is not known.
@@ -224,26 +231,26 @@ def study_heads(
 ) -> tuple[Heads, HeadSums]:
     """Study heads as `heads` does, and return the sums over texts as well as the findings.
 
-    A caller may have its own measurer, which keeps more of each block.
-
     Args:
         model: As for `heads`.
         texts: The texts, from `texts_of`.
         options: As for `heads`.
         report: As for `heads`.
         workers: As for `heads`.
-        measurer: Makes the measurer; it takes the arguments of `HeadMeasurer`, and is pickled if there are workers.
-        empty: The sums of that measurer over no text; None = `HeadSums()`.
+        measurer: Makes the measurer: `HeadMeasurer`, or a subclass that keeps more of each block, such as for an
+            atlas. It is pickled if there are workers.
+        empty: The measurer's sums over no text; None = `HeadSums()`.
     """
     # Refuse roles, heads and chunks that do not fit the model before anything is read.
     thresholds = complete_thresholds(options.thresholds)
     describing = options.describe
     if describing is not None:
         Choice(pick=describing.heads).within(model.info)
-    cut: dict[str, Any] = {"chunk": options.chunk, "stride": options.stride}
-    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, **cut)
+    # Cut an example text into chunks, only to raise an error if chunk or stride are impossible.
+    chunk_options: dict[str, Any] = {"chunk": options.chunk, "stride": options.stride}
+    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, **chunk_options)
 
-    # Read the corpus once, to count tokens and to draw the texts by which heads are described.
+    # Read the corpus a first time, to count tokens and to sample the texts from which heads are described.
     n_steps = 2 if options.causal else 1
     step_report = scale_report(report, 0, n_steps)
     special = special_ids(model)
@@ -251,44 +258,54 @@ def study_heads(
     originals = distinct(texts, copies)
     sample: list[SampledText] = []
     if describing is not None:
-        drawing = TextSampler(describing.seed)
-        originals = drawing.watch(originals)
+        # The sampler sees each text that `count_tokens` reads.
+        sampler = TextSampler(describing.seed)
+        originals = sampler.watch(originals)
     counts = count_tokens(
         originals, model.tokenizer.encode, special, partial(_report_counting, step_report, texts)
     )
     if describing is not None:
-        sample = drawing.sample(model, describing, **cut)
-    # Keep the hash of the texts and their problems: if a later reading is interrupted, they cannot be known.
+        sample = sampler.sample(model, describing, **chunk_options)
+    # Keep the hash and the problems of the texts now: they are not known if the second reading is interrupted.
     read = describe_texts(texts)
 
-    # Run the model, then its untrained twin if a control is asked for. Keep the rows of the sample.
-    make = partial(measurer, counts=counts, special=special, **cut)
+    # Read the corpus again, to measure the model, and once more to measure the control if there is one. Only the model
+    # keeps the attention of the sampled queries.
+    make = partial(measurer, counts=counts, special=special, **chunk_options)
     makers = [partial(make, sampled={unit.key: unit.queries for unit in sample})]
     if options.control:
         makers.append(partial(make, seed=options.seed))
     runs: list[CorpusRun[HeadSums]] = []
     problems = read["problems"]
     shared = (workers,) if workers else None
-    empty = empty or HeadSums()
     for number, maker in enumerate(makers):
         run_report = scale_report(step_report, number, len(makers))
-        last = run(maker, (model,), texts, empty, block_size=BLOCK, workers=shared, report=run_report)
+        last = run(
+            maker,
+            (model,),
+            texts,
+            empty or HeadSums(),
+            block_size=BLOCK,
+            workers=shared,
+            report=run_report,
+        )
         runs.append(last)
         problems = [*problems, *last.problems(model.info)]
         if not last.complete:
             break
-    done = runs[0].done
-    done.left_out.require_some_left(done.n_texts, model.info)
-    if last.complete and not done.n_tokens and problems == read["problems"]:
+    sums = runs[0].done
+    sums.left_out.require_some_left(sums.n_texts, model.info)
+    # Without tokens, and without problems that explain it, the texts have no words.
+    if last.complete and not sums.n_tokens and problems == read["problems"]:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
-    # Give roles, describe the heads by the rows that were kept, and ablate those that have a role.
+    # Give roles, describe the heads by the attention of sampled queries, and ablate the heads with a role.
     corpus = runs[0].corpus(texts, model.info)
     corpus |= {"n_copies": copies.n, "sha256": read["sha256"], "problems": problems}
     findings = _give_roles(model, corpus, options, thresholds, runs, workers)
     if describing is not None:
         for unit in sample:
-            unit.rows = done.rows.get(unit.key, {})
+            unit.rows = sums.rows.get(unit.key, {})
         describe = partial(
             add_descriptions, model=model, sample=sample, counts=counts, options=describing
         )
@@ -297,7 +314,7 @@ def study_heads(
         step_report = scale_report(report, 1, n_steps)
         ablate_heads = partial(add_ablation_effects, model=model, texts=texts, report=step_report)
         findings = add_step(findings, "--causal", ablate_heads)
-    return findings, done
+    return findings, sums
 
 
 def _give_roles(
@@ -308,24 +325,25 @@ def _give_roles(
     runs: Sequence[CorpusRun[HeadSums]],
     workers: Workers | None,
 ) -> Heads:
-    """Return the findings: roles of the heads of the model, and of the control by the same thresholds.
+    """Return the findings: the roles of the model's heads, and of the control's heads by the same thresholds.
 
     Args:
         model: The model.
         corpus: The `corpus` of the record, except for `effective_texts` and `complete`.
-        options: The choices of the study.
+        options: The options of the study.
         thresholds: The threshold of each role.
-        runs: The run of the model, and that of the control if there is one.
+        runs: The run of the model, and the run of the control if there is one.
         workers: The workers of the study, for the number of threads in the record.
     """
     import torch
 
-    done = runs[0].done
-    tables = judge(done.sums_by_kind.values(), thresholds, done.n_texts)
-    control = runs[1].done.sums_by_kind if len(runs) > 1 else {}
-    tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
-    corpus["effective_texts"] = max(map(effective_texts, done.sums_by_kind.values()), default=0.0)
-    # The study went as far as its last run did, and failed where that failed.
+    sums = runs[0].done
+    tables = judge(sums.sums_by_kind.values(), thresholds, sums.n_texts)
+    # Without a control, the table `control` is empty.
+    control_sums = runs[1].done.sums_by_kind if len(runs) > 1 else {}
+    tables["control"] = judge(control_sums.values(), thresholds, sums.n_texts)["heads"]
+    corpus["effective_texts"] = max(map(effective_texts, sums.sums_by_kind.values()), default=0.0)
+    # A run follows only after a complete one, so the last run says whether the study is complete and what failed.
     corpus = settle_corpus(corpus, interrupted=not runs[-1].complete)
     about = replace(runs[0], failures=runs[-1].failures).about(model.info, _measuring_notes(model))
     about |= {
@@ -342,7 +360,7 @@ def _report_counting(report: ReportProgress | None, texts: Texts, n_texts: int, 
 
 
 def _measuring_notes(model: Model) -> list[str]:
-    """Return sentences on how this model was measured that a reader of the record must know."""
+    """Return the notes of the record: sentences on how this model was measured."""
     notes = []
     if len(model.info.kinds) > 1:
         notes.append(
@@ -356,7 +374,7 @@ def _measuring_notes(model: Model) -> list[str]:
 
 
 def _describe_options(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the `options` of the record: the choices of the study, and all roles and measures."""
+    """Return the `options` of the record: the options of the study, and all roles and measures."""
     from attnscope.core.catalogue import measure_names
 
     return {
@@ -377,38 +395,39 @@ def add_ablation_effects(
 ) -> Heads:
     """Ablate each head that has a role, on the first N_ABLATED_TEXTS texts, and add the effects to the table of heads.
 
-    A head's output is replaced by zero, and by its mean. If neither changes anything, the model does not use what the
-    head attends to: attention is no evidence of use (Jain and Wallace 2019).
+    A head's output is replaced by zero, then by its mean. If neither has an effect, the model does not use what the
+    head attends to: attention alone is no evidence of use (Jain and Wallace 2019).
 
     Raises:
         AttnscopeError: The model cannot be ablated.
     """
-    # Ablate one kind of attention after the other, for each numbers its layers and heads from 0.
+    # Ablate each kind of attention by itself, as each kind numbers its layers and heads from 0.
     heads = findings.table("heads")
     has_role = heads["role"] != ""
-    with_role = heads.select(has_role)
-    first = list(islice(distinct(texts, CopyFilter()), N_ABLATED_TEXTS))
-    kinds = list(dict.fromkeys(with_role["kind"].tolist()))
+    role_heads = heads.select(has_role)
+    first_texts = list(islice(distinct(texts, CopyFilter()), N_ABLATED_TEXTS))
+    kinds = list(dict.fromkeys(role_heads["kind"].tolist()))
     ablations = []
     for number, kind in enumerate(kinds):
-        pick = tuple(with_role.select(with_role["kind"] == kind).layer_heads)
+        pick = tuple(role_heads.select(role_heads["kind"] == kind).layer_heads)
         options = AblateOptions(choice=Choice(pick=pick), kind=kind)
-        ablations.append(ablate(model, first, options, scale_report(report, number, len(kinds))))
+        ablations.append(ablate(model, first_texts, options, scale_report(report, number, len(kinds))))
+    # If no head has a role, there is nothing to add.
     if not ablations:
         return findings
-    # Effects become columns of the table of heads; they are NaN for heads without a role.
+    # Effects become columns of the table of heads. Heads without a role get NaN.
     ablated = Table.stack([ablation.table("heads") for ablation in ablations])
     columns = dict(heads.columns)
     columns |= {name: ablated.columns[name] for name in ablated.number_columns}
     values = dict(heads.values)
     for name, effects in ablated.values.items():
-        # Kind, layer and head are in the table already.
+        # The columns kind, layer and head are in the table already.
         if name not in heads:
             values[name] = np.full(len(heads), np.nan)
             values[name][has_role] = effects
 
-    # Say how effects were measured: by the predictions if the model makes any (then there is a table `whole`), else by
-    # hidden states.
+    # Say how effects were measured. If the model makes predictions, the table `whole` has rows (the unchanged model's
+    # loss), and effects are KL divergences. Else they are changes of hidden states.
     complete = all(ablation.corpus["complete"] for ablation in ablations)
     notes = list(findings.run["notes"])
     for ablation in ablations:
