@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from attnscope.core.distance import divergence_sums
+from attnscope.core.distance import sum_divergences
 
 
 def weights_of(n_texts: int, n_tokens: int) -> list[torch.Tensor]:
@@ -69,19 +69,19 @@ def main() -> None:
     parser.add_argument("--loop-texts", type=int, default=3, help="texts that the loop runs on")
     given = parser.parse_args()
     texts = weights_of(given.texts, given.tokens)
-    divergence_sums("hellinger", texts[0])
-    divergence_sums("jensen_shannon", texts[0])
+    sum_divergences("hellinger", texts[0])
+    sum_divergences("jensen_shannon", texts[0])
     hellinger_s = min(
-        timed(lambda: [divergence_sums("hellinger", text) for text in texts])[0] for _ in range(3)
+        timed(lambda: [sum_divergences("hellinger", text) for text in texts])[0] for _ in range(3)
     )
     jensen_shannon_s, exact = timed(
-        lambda: [divergence_sums("jensen_shannon", text).sums.numpy() for text in texts]
+        lambda: [sum_divergences("jensen_shannon", text).sums.numpy() for text in texts]
     )
     rows = [text.double().numpy() for text in texts]
     loop_s, looped = timed(lambda: [loop(row) for row in rows[: given.loop_texts]])
     loop_s *= given.texts / given.loop_texts
     worst_js = max(np.abs(a - b).max() / given.tokens for a, b in zip(exact, looped, strict=False))
-    fast = np.sqrt((divergence_sums("hellinger", texts[0]).sums / given.tokens).numpy())
+    fast = np.sqrt((sum_divergences("hellinger", texts[0]).sums / given.tokens).numpy())
     result = {
         "benchmark": "compare",
         "goal": "hellinger_times_faster >= 20, hellinger_error <= 1e-5, jensen_shannon_error <= 1e-6",

@@ -95,7 +95,7 @@ def measures_of(model: Any, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArray[Any]]:
     """Return `loss`, `nats` and `mass`, (held-out text, head), of attention outside sinks, and `heads`, (head, 2)."""
-    from attnscope.core.descriptions import row_losses
+    from attnscope.core.descriptions import compute_row_losses
     from attnscope.corpus import CorpusText
     from attnscope.studies.describe import rows as sampling
     from attnscope.studies.describe.study import fit_sample
@@ -115,7 +115,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
         for head, address in enumerate(fit.group.heads):
             mass = part.mass[:, head]
             rows = {
-                "loss": row_losses(part, head, fit.active[head]) * mass,
+                "loss": compute_row_losses(part, head, fit.active[head]) * mass,
                 "nats": part.uniform_nats[:, head] * mass,
                 "mass": mass,
             }

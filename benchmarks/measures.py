@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from attnscope.core.attention.seam import attend
-from attnscope.core.attention.tiles import Buffers
+from attnscope.core.attention.tiles import TileBuffers
 from attnscope.core.catalogue import MEASURES
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import HeadMeasures
@@ -118,7 +118,7 @@ def cut(
 
 def race(model, batches, runs: int, others: list[str]) -> dict[str, np.ndarray]:
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    buffers = Buffers()  # kept from batch to batch, as a study of heads keeps them
+    buffers = TileBuffers()  # kept from batch to batch, as a study of heads keeps them
 
     def plain(batch: Batch, _: TextFacts) -> None:
         model.run(batch, attend)
@@ -205,10 +205,10 @@ class Dense:
         follow = torch.zeros_like(equal)
         follow[:, :, 1:] = equal[:, :, :-1]
         follow &= place < place[:, None]
-        off = real * ~facts.resting
+        off = real * ~facts.is_sink
         columns = {
-            "resting": facts.resting.float(),
-            "first_token": facts.first.float(),
+            "resting": facts.is_sink.float(),
+            "first_token": facts.is_first.float(),
             "cls": facts.cls.float(),
             "sep": facts.sep.float(),
             "special": facts.special.float(),

@@ -115,7 +115,7 @@ def test_there_is_something_to_walk():
     assert {
         "attention.seam.attend",
         "intervals.mean_interval",
-        "facts.outlying",
+        "facts.find_outlier_tokens",
     } <= FUNCTIONS.keys()
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.row_samples import RowSamples
+from attnscope.core.attention.row_samples import RowRecorder
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.descriptions import (
     Description,
-    describe,
-    minimise,
-    row_losses,
-    score,
-    score_of_texts,
+    compute_row_losses,
+    find_terms,
+    fit_weights,
+    score_description,
+    score_texts,
 )
 from attnscope.core.sampled_rows import RowSample
 
@@ -82,7 +82,9 @@ def test_the_loss_of_each_row_is_the_one_of_its_definition():
     part = rows.of_texts(range(3, 8))
     for head, weights in enumerate(heads):
         expected = [kl_by_definition(weights, terms, rows, row) for row in part.index]
-        np.testing.assert_allclose(row_losses(part, head, found), expected, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            compute_row_losses(part, head, found), expected, rtol=1e-10, atol=1e-12
+        )
         uniform = [kl_by_definition(weights, {}, rows, row) for row in part.index]
         np.testing.assert_allclose(part.uniform_nats[:, head], uniform, rtol=1e-10, atol=1e-12)
 
@@ -110,7 +112,7 @@ def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition
 def refit(rows, head, terms):
     attention = rows.weighted(rows.scaled(head), head)
     expected = np.array([rows.by_entry(term, head) @ attention for term in terms])
-    return minimise(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), 1e-7)
+    return fit_weights(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), 1e-7)
 
 
 def test_a_refit_is_at_the_minimum():
@@ -142,13 +144,13 @@ def test_planted_rules_are_found(seed):
         mixtures.append({int(first): 3.5, int(second): 2.5})
     heads = [attention_of(rule, features, starts, 0.4, seed) for rule in (*rules, *mixtures)]
     rows = rows_with(heads, features, starts, texts)
-    found = describe(rows.of_texts(range(8)), SIMPLICITY)
+    found = find_terms(rows.of_texts(range(8)), SIMPLICITY)
     for head, rule in enumerate(rules):
         assert found[head].terms[0] in rule
     for head, rule in enumerate(mixtures, len(rules)):
         assert set(rule) <= set(found[head].terms)
     for head, one in enumerate(found):
-        how, _ = score(rows.of_texts(range(8, 16)), head, one)
+        how, _ = score_description(rows.of_texts(range(8, 16)), head, one)
         assert how.low <= how.explained <= how.high
         assert how.explained > 0.6
 
@@ -158,9 +160,9 @@ def test_of_noise_nothing_is_explained_on_other_texts():
     heads = [attention_of({}, features, starts, 2.0, seed) for seed in range(6)]
     rows = rows_with(heads, features, starts, texts)
     assert rows.of_texts(range(15)).mean_nats.min() > 0.8
-    found = describe(rows.of_texts(range(15)), SIMPLICITY)
+    found = find_terms(rows.of_texts(range(15)), SIMPLICITY)
     for head, one in enumerate(found):
-        assert abs(score(rows.of_texts(range(15, 30)), head, one)[0].explained) < 0.12
+        assert abs(score_description(rows.of_texts(range(15, 30)), head, one)[0].explained) < 0.12
 
 
 def test_texts_weigh_the_same_however_many_rows_they_have():
@@ -199,7 +201,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for _ in range(n_samples):
         nats = drawn.gamma(6.0, 0.4, 27)
         left = nats * (1 - true) * drawn.gamma(8.0, 1 / 8, 27)
-        how = score_of_texts(np.repeat(np.arange(27), 2), np.repeat(left, 2), np.repeat(nats, 2))
+        how = score_texts(np.repeat(np.arange(27), 2), np.repeat(left, 2), np.repeat(nats, 2))
         n_held += how.low <= true <= how.high
         widths.append(how.high - how.low)
     assert n_held / n_samples >= 0.95
@@ -207,7 +209,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 
 
 def test_one_text_has_no_interval():
-    how = score_of_texts(np.zeros(3, np.int64), np.full(3, 0.5), np.full(3, 2.0))
+    how = score_texts(np.zeros(3, np.int64), np.full(3, 0.5), np.full(3, 2.0))
     assert how.explained == pytest.approx(0.75)
     assert math.isnan(how.low)
 
@@ -241,7 +243,7 @@ def test_rows_are_those_of_the_whole_map(name):
     whole = attention_weights(call).double()
     lengths = (TOKENS, 7)
     queries = [np.array([1, 4, 10]), np.array([0, 6])]
-    probe = RowSamples([(queries[b], n) for b, n in enumerate(lengths)])
+    probe = RowRecorder([(queries[b], n) for b, n in enumerate(lengths)])
     output = probe(call)
     values = call.value.repeat_interleave(HEADS // KV, 1).double()
     torch.testing.assert_close(output.double(), whole @ values, rtol=1e-4, atol=1e-5)

@@ -7,8 +7,8 @@ import pytest
 
 import attnscope
 from attnscope import DescribeOptions, HeadsOptions
-from attnscope.core.descriptions import describe, score
-from attnscope.core.directions import KEY_CUTS, describe_types, find_columns, quantise
+from attnscope.core.descriptions import find_terms, score_description
+from attnscope.core.directions import KEY_QUANTILES, describe_types, fit_features, quantise
 from attnscope.core.sampled_rows import RowSample
 
 N_TYPES, N_TEXTS, N_ROWS, N_KEYS, WIDTH = 61, 40, 11, 23, 7
@@ -42,13 +42,13 @@ def attending(rows, scores, noise, seed):
 def first_term(rows, offsets, x):
     """The values of the first term over (query, key) of the scored half, and the share that the terms explain there."""
     half = range(N_TEXTS // 2)
-    rows = replace(rows, columns=find_columns(rows.of_texts(half), offsets, x))
-    (found,) = describe(rows.of_texts(half), [5], max_terms=3)
+    rows = replace(rows, columns=fit_features(rows.of_texts(half), offsets, x))
+    (found,) = find_terms(rows.of_texts(half), [5], max_terms=3)
     scored = rows.of_texts(range(N_TEXTS // 2, N_TEXTS))
     if not found.terms:
-        return np.zeros(scored.size), score(scored, 0, found)[0].explained
+        return np.zeros(scored.size), score_description(scored, 0, found)[0].explained
     first = found.terms[0]
-    return scored.by_entry(first, 0), score(scored, 0, found)[0].explained
+    return scored.by_entry(first, 0), score_description(scored, 0, found)[0].explained
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -78,8 +78,8 @@ def test_of_noise_nothing_is_found(seed):
 def test_directions_do_not_depend_on_which_heads_are_fitted_together():
     rows, offsets, x = sample(0)
     weights = [attending(rows, np.zeros(len(rows.key_types)), 1.0, seed)[0] for seed in range(3)]
-    together = find_columns(replace(rows, attention=np.stack(weights)).of_texts(range(9)), offsets, x)[1]
-    alone = find_columns(replace(rows, attention=weights[1][None]).of_texts(range(9)), offsets, x)[0]
+    together = fit_features(replace(rows, attention=np.stack(weights)).of_texts(range(9)), offsets, x)[1]
+    alone = fit_features(replace(rows, attention=weights[1][None]).of_texts(range(9)), offsets, x)[0]
     np.testing.assert_array_equal(alone[0].key_levels, together[0].key_levels)
 
 
@@ -98,8 +98,8 @@ def test_levels_begin_at_the_quantiles_of_all_occurrences():
         scores = drawn.normal(size=n).astype(np.float32)
         occurrences = drawn.integers(0, 9, n)
         occurrences[0] += 1
-        edges = np.unique(np.quantile(np.repeat(scores, occurrences), KEY_CUTS))
-        levels, _ = quantise(scores, occurrences, KEY_CUTS)
+        edges = np.unique(np.quantile(np.repeat(scores, occurrences), KEY_QUANTILES))
+        levels, _ = quantise(scores, occurrences, KEY_QUANTILES)
         np.testing.assert_array_equal(levels, np.searchsorted(edges, scores, "right"))
 
 

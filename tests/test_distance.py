@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.core.distance import (
-    LARGEST,
-    best_matching,
+    MAX_DIVERGENCE,
     classical_mds,
     cluster_heads,
-    divergence_sums,
-    row_divergences,
+    compute_row_divergences,
+    match_heads,
+    sum_divergences,
 )
 
 
@@ -40,7 +40,7 @@ def by_definition(measure, p, q):
     return total
 
 
-@pytest.mark.parametrize("measure", LARGEST)
+@pytest.mark.parametrize("measure", MAX_DIVERGENCE)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_sums_are_those_of_the_definition(measure, sinks):
     weights = weights_of(5, 7, 3)
@@ -48,7 +48,7 @@ def test_sums_are_those_of_the_definition(measure, sinks):
     weights[0] /= weights[0].sum(-1, keepdims=True)
     if sinks:
         weights *= np.linspace(0.2, 0.9, 7, dtype=np.float32)[:, None]
-    found = divergence_sums(measure, torch.from_numpy(weights))
+    found = sum_divergences(measure, torch.from_numpy(weights))
     for a in range(5):
         for b in range(5):
             wanted = sum(by_definition(measure, weights[a, q], weights[b, q]) for q in range(7))
@@ -56,35 +56,35 @@ def test_sums_are_those_of_the_definition(measure, sinks):
             assert found.counts[a, b] == 7
 
 
-@pytest.mark.parametrize("measure", LARGEST)
+@pytest.mark.parametrize("measure", MAX_DIVERGENCE)
 def test_empty_rows_take_no_part(measure):
     weights = weights_of(3, 5, 7)
     weights[1, 2] = 0.0
-    found = divergence_sums(measure, torch.from_numpy(weights))
+    found = sum_divergences(measure, torch.from_numpy(weights))
     kept = [0, 1, 3, 4]
-    there = divergence_sums(measure, torch.from_numpy(weights[:, kept]))
+    there = sum_divergences(measure, torch.from_numpy(weights[:, kept]))
     assert found.counts.tolist() == [[5, 4, 5], [4, 4, 4], [5, 4, 5]]
     assert float(found.sums[0, 1]) == pytest.approx(float(there.sums[0, 1]), abs=1e-12)
     assert float(found.sums[0, 2]) > float(there.sums[0, 2])
-    rows = row_divergences(measure, weights[0], weights[1])
+    rows = compute_row_divergences(measure, weights[0], weights[1])
     assert np.isnan(rows).tolist() == [False, False, True, False, False]
     assert np.nansum(rows) == pytest.approx(float(found.sums[0, 1]), abs=1e-12)
 
 
-@pytest.mark.parametrize("measure", LARGEST)
+@pytest.mark.parametrize("measure", MAX_DIVERGENCE)
 @given(seed=st.integers(0, 1000), cut=st.integers(1, 8))
 def test_sums_of_parts_add_up(measure, seed, cut):
     weights = torch.from_numpy(weights_of(4, 9, 5, seed))
-    whole = divergence_sums(measure, weights)
-    parts = [divergence_sums(measure, weights[:, part]) for part in (slice(0, cut), slice(cut, 9))]
+    whole = sum_divergences(measure, weights)
+    parts = [sum_divergences(measure, weights[:, part]) for part in (slice(0, cut), slice(cut, 9))]
     np.testing.assert_allclose(whole.sums, parts[0].sums + parts[1].sums, atol=1e-12)
 
 
-@pytest.mark.parametrize(("measure", "most"), LARGEST.items())
+@pytest.mark.parametrize(("measure", "most"), MAX_DIVERGENCE.items())
 def test_heads_that_share_no_key_are_as_far_as_can_be(measure, most):
     weights = torch.zeros(2, 3, 4)
     weights[0, :, 0] = weights[1, :, 3] = 1.0
-    found = divergence_sums(measure, weights)
+    found = sum_divergences(measure, weights)
     assert found.sums.tolist() == [[0.0, pytest.approx(3 * most)], [pytest.approx(3 * most), 0.0]]
 
 
@@ -94,7 +94,7 @@ def test_nearly_equal_heads_are_told_apart():
     moved[0, :, 0] += 1e-7
     moved[0, :, 1] -= 1e-7
     wanted = sum(by_definition("hellinger", weights[0, q], moved[0, q]) for q in range(5))
-    found = divergence_sums("hellinger", torch.from_numpy(weights), torch.from_numpy(moved)).sums.item()
+    found = sum_divergences("hellinger", torch.from_numpy(weights), torch.from_numpy(moved)).sums.item()
     assert math.sqrt(found) == pytest.approx(math.sqrt(wanted), abs=1e-7)
     assert found > 0
 
@@ -134,4 +134,4 @@ def test_one_head_or_none_is_no_tree_and_stands_in_the_middle(n):
 
 def test_the_matching_is_the_best_of_all_and_not_the_nearest_of_each():
     distances = np.array([[1.0, 2.0], [1.1, 9.0], [5.0, 9.0]])
-    assert best_matching(distances).tolist() == [[0, 1], [1, 0]]
+    assert match_heads(distances).tolist() == [[0, 1], [1, 0]]

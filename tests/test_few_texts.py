@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from attnscope.core.descriptions import score_of_texts
+from attnscope.core.descriptions import score_texts
 from attnscope.core.intervals import predicted_interval, skewed_interval, unseen_share
 from attnscope.core.sums import RunningSums
 from attnscope.studies.heads.measure_intervals import measure_intervals
@@ -33,7 +33,7 @@ def test_planted_heads_that_fire_rarely_are_held(firing, n_texts):
         left = 0.004 * drawn.lognormal(-0.125, 0.5, n_texts) + 2.1 * fires * drawn.gamma(
             4.0, 0.25, n_texts
         )
-        how = score_of_texts(np.arange(n_texts), left, 2.0 * drawn.gamma(50.0, 0.02, n_texts))
+        how = score_texts(np.arange(n_texts), left, 2.0 * drawn.gamma(50.0, 0.02, n_texts))
         n_missed += how.low > true or how.high < true
     assert n_missed <= 0.05 * n_draws
 
@@ -56,7 +56,7 @@ def test_lines_of_heads_that_mostly_rest_are_held_or_have_no_interval(n_texts):
     n_printed = 0
     for _ in range(n_draws):
         some = drawn.integers(0, 60, n_texts)
-        how = score_of_texts(np.arange(n_texts), (nats * loss)[some], nats[some], mass[some])
+        how = score_texts(np.arange(n_texts), (nats * loss)[some], nats[some], mass[some])
         n_printed += bool(how.low == how.low)
         n_missed += how.low > true or how.high < true
     assert n_missed <= 0.05 * n_draws

@@ -145,7 +145,7 @@ def test_units_change_no_value(own, monkeypatch):
     whole, wanted = study_tallies(own, [text])
     assert whole.corpus["effective_texts"] == 1
     assert "cut long ones into chunks (--chunk 512)" in role_notes(whole)[0]
-    monkeypatch.setattr(catalogue, "UNIT_QUERIES", 64)
+    monkeypatch.setattr(catalogue, "QUERIES_PER_UNIT", 64)
     found, tallies = study_tallies(own, [text])
     assert 4 < found.corpus["effective_texts"] <= -(-found.corpus["n_tokens"] // 64)
     ours = tallies["encoder"]

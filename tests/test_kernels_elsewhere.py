@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnscope.core.attention.seam import attend
-from attnscope.core.attention.tiles import attend_lean
+from attnscope.core.attention.tiles import attend_without_map
 from tests import rounding
 from tests.core_helpers import gpu_test, make_call, on, read_tiles
 from tests.pretend_device import NAME, pretending
@@ -19,7 +19,7 @@ from tests.rounding import require_output
 def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields):
     call = make_call(group=3, n_queries=37, n_keys=41, dtype=torch.float32, d_head=11, **fields)
     with pretending():
-        found = attend_lean(on(call, NAME))
+        found = attend_without_map(on(call, NAME))
         assert str(found.device) == f"{NAME}:0"
         require_output(found.cpu(), call)
 
@@ -47,8 +47,8 @@ def test_tiles_on_cuda_against_float64(dtype, group):
     allowed = 2 * (attend(there).cpu().double() - oracle.output).abs().max() + 1e-5
     for output in (
         found.output,
-        attend_lean(there),
-        attend_lean(on(replace(call, value=call.value[..., :31]), "cuda")),
+        attend_without_map(there),
+        attend_without_map(on(replace(call, value=call.value[..., :31]), "cuda")),
     ):
         wanted = oracle.output[..., : output.shape[3]]
         assert (output.cpu().double() - wanted).abs().max() <= allowed

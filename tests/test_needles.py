@@ -10,7 +10,7 @@ from attnscope import NeedleOptions, retrieval_heads
 from attnscope.core.attention import tiles
 from attnscope.core.attention.probes import HeadGate, HeadRecorder, WeightsRecorder
 from attnscope.core.attention.row_samples import rows_of
-from attnscope.core.attention.tiles import attend_lean
+from attnscope.core.attention.tiles import attend_without_map
 from attnscope.corpus import NeedleSource, depth_range, needle_probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
@@ -122,7 +122,7 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type, monkeypatch):
     batch = Batch(torch.randint(1, 50, (1, n)))
     probes = (
         lambda: strongest_of(slice(n - 8, n)),
-        lambda: HeadGate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
+        lambda: HeadGate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_without_map),
     )
     for probe in probes:
         model.outputs(batch, probe(), last=8)  # what is made once and kept

@@ -6,7 +6,7 @@ import torch
 
 import attnscope
 from attnscope.core.attention.probes import WeightsRecorder
-from attnscope.core.facts import TextFacts, outlying
+from attnscope.core.facts import TextFacts, find_outlier_tokens
 from attnscope.models.inside.projections import watch_norms
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
@@ -47,7 +47,7 @@ def test_what_is_outlying_is_told_in_each_text():
     )
     norms = torch.tensor([[9.0, 1, 1, 4, 1, 2], [2.0, 2, 4, 7, 50, 50]])
     # The first token is a sink already; padding is nothing, and does not move the median.
-    assert outlying(norms, facts).tolist() == [
+    assert find_outlier_tokens(norms, facts).tolist() == [
         [False, False, False, True, False, False],
         [False, False, False, True, False, False],
     ]

@@ -35,9 +35,9 @@ def loops(weights, grid):
             cells[at] += weight
             received[k] += weight
             entropies[q] -= weight * math.log(weight) if weight > 0 else 0.0
-            is_far = grid.far is None or abs(q - k) > grid.far
-            unwanted = (grid.no_query is not None and bool(grid.no_query[q])) or (
-                grid.no_key is not None and bool(grid.no_key[k])
+            is_far = grid.far_tokens is None or abs(q - k) > grid.far_tokens
+            unwanted = (grid.is_excluded_query is not None and bool(grid.is_excluded_query[q])) or (
+                grid.is_excluded_key is not None and bool(grid.is_excluded_key[k])
             )
             if weight > 0 and is_far and not unwanted:
                 links.append((weight, q, k))
@@ -55,9 +55,9 @@ def grids(draw, n_queries, n_keys):
         query_cell=draw(st.integers(1, 5)),
         key_cell=draw(st.integers(1, 5)),
         n_links=draw(st.integers(0, 6)),
-        far=draw(st.none() | st.integers(0, 4)),
-        no_query=some(n_queries),
-        no_key=some(n_keys),
+        far_tokens=draw(st.none() | st.integers(0, 4)),
+        is_excluded_query=some(n_queries),
+        is_excluded_key=some(n_keys),
     )
 
 
@@ -69,7 +69,7 @@ def test_pooling_is_what_its_definition_says_of_any_call(data, call, rows, windo
     grid = data.draw(grids(call.query.shape[2], call.key.shape[2]))
     dense = attention.attention_weights(call)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LEAST_QUERIES", rows)
+        patch.setattr(tiles, "MIN_QUERIES_PER_TILE", rows)
         patch.setattr(tiles, "TILE_ELEMENTS", 40)  # several tiles a text, and several texts a tile
         found = pooling.pool_attention(call, grid)
     for b in range(dense.shape[0]):
@@ -91,7 +91,9 @@ def test_pooling_is_what_its_definition_says_of_any_call(data, call, rows, windo
 def test_links_are_far_and_each_is_there_once():
     call = make_call(seed=3, n_queries=97, n_keys=97, is_causal=True)
     first = torch.arange(97) == 0
-    found = pooling.pool_attention(call, PoolingGrid(4, 4, n_links=20, far=8, no_key=first))
+    found = pooling.pool_attention(
+        call, PoolingGrid(4, 4, n_links=20, far_tokens=8, is_excluded_key=first)
+    )
     for places in found.link_places.flatten(0, 1).tolist():
         assert len({tuple(place) for place in places}) == 20
         assert all(q - k > 8 and k > 0 for q, k in places)
@@ -109,9 +111,9 @@ def test_a_part_is_that_part_of_the_whole(data, call, window):
 
 
 @given(call=calls(), window=st.none() | st.integers(1, 6))
-def test_attend_lean_gives_what_attend_gives(call, window):
+def test_attend_without_map_gives_what_attend_gives(call, window):
     call = dataclasses.replace(call, window=window)
-    assert torch.allclose(tiles.attend_lean(call), attention.attend(call), **EXACT)
+    assert torch.allclose(tiles.attend_without_map(call), attention.attend(call), **EXACT)
 
 
 def test_probes_keep_chosen_layers_and_heads_alone():

@@ -16,7 +16,7 @@ from attnscope.core.attention.calls import full_width, single_head
 from attnscope.core.attention.probes import HeadGate
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
-from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
+from attnscope.core.attention.tiles import attend_in_tiles, attend_without_map
 from attnscope.core.measures import HeadMeasures, measures_of_weights
 from attnscope.core.relations import keep_links
 from tests.core_helpers import make_call
@@ -77,7 +77,7 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype):
         "attend": attend(call),
         "dense": attend_with_weights(call)[0],
         "tiles": attend_in_tiles(call),
-        "lean": attend_lean(call),
+        "lean": attend_without_map(call),
         "sums": HeadMeasures(facts)(call),
         "links": keep_links(links)(call),
         "gate": HeadGate({("encoder", call.layer): ones, ("decoder", call.layer): ones})(call),

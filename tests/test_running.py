@@ -142,7 +142,7 @@ def test_the_standard_error_is_its_formula():
     r = s.sum(0) / c.sum(0)
     m = c.sum(0) ** 2 / (c**2).sum(0)
     expected = np.sqrt(((s - r * c) ** 2).sum(0) * m / (m - 1)) / c.sum(0)
-    np.testing.assert_allclose(sums.sample().error, expected, rtol=1e-6)
+    np.testing.assert_allclose(sums.sample().standard_error, expected, rtol=1e-6)
     low, high = sums.interval()
     np.testing.assert_allclose((high - low) / 2, stats.t.ppf(0.975, m - 1) * expected, rtol=1e-6)
     np.testing.assert_allclose((high + low) / 2, r, rtol=1e-8)

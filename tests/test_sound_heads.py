@@ -10,7 +10,7 @@ from scipy.stats import kendalltau
 
 import attnscope
 from attnscope.core.attention import tiles
-from attnscope.core.attention.probes import HeadRecorder, key_sums
+from attnscope.core.attention.probes import HeadRecorder, sum_over_keys
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
 from attnscope.core.catalogue import SOUND_MEASURES
 from attnscope.errors import AttnscopeError
@@ -51,7 +51,7 @@ def test_the_probe_is_what_dense_weights_give(monkeypatch):
     query, key, value = (torch.randn(1, 3, n, 5, generator=generator) for n in (37, 31, 31))
     call = AttentionCall(0, "cross", 4 * query, key, value, 0.6)
     functions = np.random.default_rng(0).random((23, 2))
-    probe = HeadRecorder(lambda call: key_sums(call, functions), kinds=["cross"])
+    probe = HeadRecorder(lambda call: sum_over_keys(call, functions), kinds=["cross"])
     torch.testing.assert_close(probe(call), attend(call), atol=2e-6, rtol=1e-5)
     weights = attention_weights(call).double().numpy()
     np.testing.assert_allclose(probe.maps["cross"][0].numpy(), weights[..., :23] @ functions, atol=1e-5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from attnscope.core import catalogue, masked_texts
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, allowed, attend, attention_weights
-from attnscope.core.facts import TextFacts, outlying
+from attnscope.core.facts import TextFacts, find_outlier_tokens
 from attnscope.core.measures import HeadMeasures, measures_of_weights
 from tests import rounding
 from tests.core_helpers import few_examples, make_call
@@ -44,7 +44,7 @@ def check(call, keys, queries=None, *, tolerance=1e-11):
     weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
     norms = made_up_norms(keys)
-    which = None if call.kind == "cross" else outlying(norms, keys)
+    which = None if call.kind == "cross" else find_outlier_tokens(norms, keys)
     wanted = expected(weights, may, keys, queries, which)
     even = expected(uniform_weights(call), may, keys, queries, which)
     for i, name in enumerate(even.names):
@@ -124,7 +124,7 @@ def situations(draw):
 def test_every_measure_is_its_definition(situation, elements, kept):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
-        patch.setattr(tiles, "LEAST_QUERIES", 2)
+        patch.setattr(tiles, "MIN_QUERIES_PER_TILE", 2)
         patch.setattr(masked_texts, "KEPT_PAIRS", kept)
         check(*situation)
 
@@ -140,16 +140,16 @@ def test_each_unit_is_what_its_queries_say(situation, elements, size):
     call, keys, queries = situation
     asking = queries or keys
     norms = made_up_norms(keys)
-    which = None if call.kind == "cross" else outlying(norms, keys)
+    which = None if call.kind == "cross" else find_outlier_tokens(norms, keys)
     weights = attention_weights(call)
     may = allowed(call)
     n = call.query.shape[2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
-        patch.setattr(tiles, "LEAST_QUERIES", 2)
-        patch.setattr(catalogue, "UNIT_QUERIES", size)
-        patch.setattr(catalogue, "MOST_UNITS", 20)
-        size = catalogue.unit_queries(n)
+        patch.setattr(tiles, "MIN_QUERIES_PER_TILE", 2)
+        patch.setattr(catalogue, "QUERIES_PER_UNIT", size)
+        patch.setattr(catalogue, "MAX_UNITS", 20)
+        size = catalogue.queries_per_unit(n)
         n_units = -(-n // size)
         probe = HeadMeasures(keys, queries, norms=lambda kind, layer: norms)
         rounding.require_output(probe(call), call)
@@ -180,7 +180,7 @@ def test_units_are_of_about_512_queries_equally_long_and_at_most_64():
         32_769: 513,
         64_000: 1000,
     }
-    assert {n: catalogue.unit_queries(n) for n in sizes} == sizes
+    assert {n: catalogue.queries_per_unit(n) for n in sizes} == sizes
 
 
 def long_call(n=97, **fields):

@@ -29,7 +29,7 @@ def test_tile_equals_the_oracle_on_any_call(call, elements):
     output, weights = oracle(call)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles_module, "TILE_ELEMENTS", elements)
-        patch.setattr(tiles_module, "LEAST_QUERIES", 2)
+        patch.setattr(tiles_module, "MIN_QUERIES_PER_TILE", 2)
         got = read_tiles(call)
     torch.testing.assert_close(got.output, output, **CLOSE)
     torch.testing.assert_close(got.weights, weights, **CLOSE)

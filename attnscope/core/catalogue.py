@@ -1,14 +1,17 @@
 """Declare the head measures: the name, meaning and formula of each. Loads no torch.
 
-Every measure is a mean over queries q, of one of three numbers of the row A_q of weights, and its entry says which:
+Every measure is a mean over queries q of a statistic of A_q, the row of weights of the query. There are three families
+of statistics, and each entry of the catalogue belongs to one:
 
-    Keys     sum over k of A_qk f(k),     such as the attention to punctuation
-    Pairs    sum over k of A_qk f(q, k),  such as the attention to the token before
-    Row      another statistic of A_q,    such as its entropy
+    KeyMeasure     sum over k of A_qk f(k),     such as the attention to punctuation
+    PairMeasure    sum over k of A_qk f(q, k),  such as the attention to the token before
+    RowMeasure     another statistic of A_q,    such as its entropy
 
-So `core.masked_texts` and `core.measures`, which compute them, need to know these three families and no single measure.
-They return `MeasureSums`. Roles and intervals are left to `studies.heads`. *Sinks* are the keys on which heads rest
-when they have nothing to do: special tokens and a text's first token. *Active* attention is that on all other keys.
+`core.masked_texts` and `core.measures` compute the measures, and return `MeasureSums`. They know the three families,
+but no single measure. Roles and intervals are left to `studies.heads`.
+
+*Sinks* are the keys that take the attention of heads that find nothing to attend to: special tokens and a text's first
+token. A head *rests* if it attends to sinks. *Active* attention is the attention to all other keys.
 """
 
 import math
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 
 from attnscope import plugins
 
-Sums = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,14 @@ class KeyMeasure:
     """Define a measure as a sum over keys k of A_qk f(k).
 
     Attributes:
-        fact: The name of f: one of `facts.key_facts`, or "outlying", which differs from layer to layer (`OUTLYING`).
-        is_set: Whether f is 1 on a set of keys and 0 elsewhere. Queries that may attend to none of the set are then not
-            counted.
+        fact: The name of the function f: a key of what `facts.key_facts` returns, or "outlying", which is 1 for tokens
+            of outlying norm and differs from layer to layer (`OUTLIER_NORM_RATIO`).
+        is_indicator: Whether f is the indicator of a set of keys: 1 in the set, 0 elsewhere. If so, a query that may
+            attend to no key of the set is not counted.
     """
 
     fact: str
-    is_set: bool = True
+    is_indicator: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,15 @@ class PairMeasure:
     """Define a measure as a sum over keys k of A_qk f(q, k), for queries and keys of one text.
 
     Attributes:
-        fact: The name of f: one of `facts.PAIR_FACTS`, or "offset", which is 1 at `offsets` and 0 elsewhere.
-        is_set: Whether f is 1 on a set of keys and 0 elsewhere, as in `KeyMeasure`.
-        offsets: Distances k - q in tokens; empty for other facts.
-        beyond_uniform: Whether the value is subtracted that the same sum of weights would have if it were spread
-            evenly over the keys.
+        fact: The name of the function f: one of `facts.PAIR_FACTS`, or "offset", which is 1 for pairs with k - q in
+            `offsets` and 0 for others.
+        is_indicator: Whether f is 1 for some keys of a query and 0 for the others, as in `KeyMeasure`.
+        offsets: Values of k - q in tokens, such as -1 for the token before. Empty unless `fact` is "offset".
+        beyond_uniform: Whether to subtract the value of uniform attention with the same total weight.
     """
 
     fact: str
-    is_set: bool = False
+    is_indicator: bool = False
     offsets: tuple[int, ...] = ()
     beyond_uniform: bool = False
 
@@ -60,7 +64,7 @@ class RowMeasure:
     """Define a measure as another statistic of a row of weights.
 
     Attributes:
-        statistic: "entropy", "relative_entropy", or "rarest": whether the largest weight is on the text's rarest token.
+        statistic: "entropy"; "relative_entropy"; or "rarest": 1 if the largest weight is on the text's rarest token.
     """
 
     statistic: str
@@ -68,18 +72,19 @@ class RowMeasure:
 
 @dataclass(frozen=True)
 class Measure:
-    """Describe one head measure: of texts, pictures or recordings.
+    """Describe one head measure of texts, pictures or recordings.
 
     Attributes:
-        name: Its name in results and records; the unit is part of it where it has one.
-        what: The meaning of a large value, in one line.
-        formula: Its value for one query q, in terms of weights A, keys k and tokens x; and the divisor, if that is not
+        name: Its name in results and records, with the unit where it has one, such as `entropy_nats`.
+        what: What a head with a large value does, in one line.
+        formula: The value for one query q, in terms of weights A, keys k and tokens x. A divisor is given unless it is
             the number of queries.
         source: The publication that the definition is from, or "ours".
-        family: How it is computed from the weights; None if `core.measures` does not compute it.
-        has_active: Whether there is also `<name>_active`: the same of the active attention alone, divided by the sum
-            of these weights.
-        unit: The unit of the value: "share" of attention or of queries, "nats", "tokens" ...
+        family: How `core.measures` computes it from the weights; None for measures of recordings, which `studies`
+            computes.
+        has_active: Whether there is also a measure `<name>_active`: the same sum over active attention only, divided by
+            the total active attention.
+        unit: The unit of the value, such as "nats" or "tokens"; "share" = a share of attention or of queries.
         low: Smallest possible value.
         high: Largest possible value.
     """
@@ -98,30 +103,32 @@ class Measure:
 WINDOW = 3
 """How many tokens before and after the query the measure `window` includes."""
 
-OUTLYING = 3.0
-"""A token is outlying in a layer if the norm of its hidden state is more than so many medians of its text's norms."""
+OUTLIER_NORM_RATIO = 3.0
+"""A token is outlying in a layer if the norm of its hidden state is more than this many times the median norm of its
+text."""
 
-UNIT_QUERIES = 512
-"""About how many queries make one unit of evidence: the piece of text that counts as independent in intervals. Most
-encoders take as many at once, so a text counts alike whatever the model. Longer texts are never batched with others
-(`corpus.TOKEN_BUDGET`), so units do not depend on batches."""
+QUERIES_PER_UNIT = 512
+"""About how many queries make one *unit* of evidence: a piece of text that intervals count as independent of others.
+
+Most encoders take at most 512 tokens at once, so a text gives about the same number of units in every model. Longer
+texts are never batched with others (`corpus.TOKEN_BUDGET`), so units do not depend on batches."""
 
 MAX_UNITS = 64
-"""The most units of one text. With so many, Student's t hardly differs from the normal distribution; and memory, which
-grows with units, stays linear in the text's length."""
+"""The most units of one text. With more, Student's t would hardly come closer to the normal distribution. And memory
+grows with units, so the limit keeps it linear in the text's length."""
 
 
-def unit_queries(n_queries: int) -> int:
-    """Return how many queries of a text make one unit: about UNIT_QUERIES, in a very long text a MOST_UNITS-th of it.
+def queries_per_unit(n_queries: int) -> int:
+    """Return how many queries of a text make one unit: about QUERIES_PER_UNIT, but more if MAX_UNITS would be exceeded.
 
-    All units of a text are equally long, up to rounding, because each counts as much as a short text.
+    All units of a text have the same length, up to rounding, because each counts as much as a short text.
 
-    Blocks of queries are units, because queries near each other depend on each other, while long blocks are nearly
+    A unit is a block of consecutive queries. Neighbouring queries depend on each other, but long blocks are nearly
     independent (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
     """
-    n_units = min(MAX_UNITS, round(n_queries / UNIT_QUERIES))
-    # Round up, so that no short unit is left over.
-    return -(-n_queries // n_units) if n_units > 1 else max(UNIT_QUERIES, n_queries)
+    n_units = min(MAX_UNITS, round(n_queries / QUERIES_PER_UNIT))
+    # Round up, so that no short unit is left over. A text of one unit may be shorter than the number returned.
+    return -(-n_queries // n_units) if n_units > 1 else max(QUERIES_PER_UNIT, n_queries)
 
 
 _CLARK = "Clark et al. 2019, section 3"
@@ -133,7 +140,7 @@ _TEXT_MEASURES = (
         "attends to sinks: special tokens or the first one",
         "sum of A_qk over k special or first",
         "ours; " + _CLARK,
-        KeyMeasure("resting", is_set=False),
+        KeyMeasure("resting", is_indicator=False),
     ),
     Measure(
         "entropy_nats",
@@ -241,7 +248,7 @@ _TEXT_MEASURES = (
         "attends to the same token elsewhere in the text",
         "sum of A_qk over k != q with x_k = x_q",
         "ours",
-        PairMeasure("same_token", is_set=True),
+        PairMeasure("same_token", is_indicator=True),
         has_active=True,
     ),
     Measure(
@@ -249,7 +256,7 @@ _TEXT_MEASURES = (
         "attends to what followed the same token before",
         "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q",
         "Olsson et al. 2022, section 2",
-        PairMeasure("induction", is_set=True),
+        PairMeasure("induction", is_indicator=True),
         has_active=True,
     ),
     Measure(
@@ -275,7 +282,7 @@ _TEXT_MEASURES = (
         "attends to rare tokens",
         "- sum over k of A_qk ln frequency(x_k)",
         "ours",
-        KeyMeasure("rarity", is_set=False),
+        KeyMeasure("rarity", is_indicator=False),
         has_active=True,
         unit="nats",
         high=math.inf,
@@ -285,7 +292,7 @@ _TEXT_MEASURES = (
 MEASURES: dict[str, Measure] = {
     measure.name: measure for measure in (*_TEXT_MEASURES, *plugins.load_measures())
 }
-"""The measures of texts by name: these, then those that plugins add."""
+"""The measures of texts by name: those above, then those that plugins add."""
 
 _DOSOVITSKIY = "Dosovitskiy et al. 2021, appendix D.7 (there in pixels)"
 
@@ -330,13 +337,14 @@ _PICTURE_MEASURES = (
         "rests on tokens that are no patch",
         "sum of A_qk over k that are no patch / patches",
         "ours",
-        KeyMeasure("special", is_set=False),
+        KeyMeasure("special", is_indicator=False),
     ),
 )
 
 PICTURE_MEASURES: dict[str, Measure] = {measure.name: measure for measure in _PICTURE_MEASURES}
-"""The measures of pictures by name. q runs over the patches, and a_q is the sum of A_qk over patches k: the active
-attention. Of a measure that `has_active`, only the `_active` value is shown."""
+"""The measures of pictures by name. `entropy_nats` and `resting` are defined for patches here, and differ from those of
+texts. q runs over the patches. a_q is the active attention: the sum of A_qk over patches k. Tokens that are no patch
+count as special. If a measure `has_active`, only its `_active` value is shown."""
 
 _SOUND_MEASURES = (
     Measure(
@@ -357,12 +365,12 @@ _SOUND_MEASURES = (
 )
 
 SOUND_MEASURES: dict[str, Measure] = {measure.name: measure for measure in _SOUND_MEASURES}
-"""The measures of recordings by name. t_q = sum of A_qk (k + 1/2) s / a_q is the time that token q listens to, over
-frames k with sound, of s seconds each."""
+"""The measures of recordings by name. t_q is the time in the recording that token q attends to: the sum of
+A_qk (k + 1/2) s / a_q over frames k with sound, where a frame lasts s seconds."""
 
 
 def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...]:
-    """Return the names of all values: the measures in the catalogue's order, `…_active` after each that has one."""
+    """Return the names of all values, in the catalogue's order: `<name>`, then `<name>_active` if there is one."""
     names: list[str] = []
     for name, measure in catalogue.items():
         names.append(name)
@@ -372,29 +380,30 @@ def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...
 
 
 class MeasureColumns:
-    """Lay out a catalogue's measures as the columns of arrays: those of keys, then those of pairs, then those of rows.
+    """Lay out a catalogue's measures as columns of arrays: key measures first, then pair measures, then row measures.
 
-    The arrays have a first axis of two views, for all attention and for the active attention alone. A value such as
-    `window_active` is found by its column (that of `window`) and its view (1).
+    The arrays also have a first axis, *view*, of size two: 0 = all attention, 1 = active attention. So a value such as
+    `window_active` is at view 1 and the column of `window`.
 
     Attributes:
         families: The family of each column: a KeyMeasure, PairMeasure or RowMeasure.
-        keys: The columns of keys.
-        pairs: The columns of pairs.
-        rows: The statistics of the columns of rows.
-        is_set: `is_set` of each column of keys, then of pairs.
-        is_beyond: `beyond_uniform` of each column of pairs.
-        facts: The facts that columns of pairs need, apart from offsets.
-        offsets: The distances k - q, in tokens, that columns of pairs need, ascending.
-        pair_map: Which sums over a row each column of pairs adds up, (part, pair), 0 or 1. The parts are the sum of
-            the weights ("mass"), then that of weights times each of `facts`, then the weight at each of `offsets`.
-        names: `measure_names`: the values of a result.
-        view_of_sum: The view of each of these values: 0 = all attention, 1 = active attention.
-        column_of_sum: The column of each of these values.
+        keys: The families of the key measures' columns.
+        pairs: The families of the pair measures' columns.
+        rows: The statistics of the row measures' columns, such as "entropy".
+        is_indicator: `is_indicator` of each key measure, then of each pair measure.
+        is_beyond_uniform: `beyond_uniform` of each pair measure.
+        facts: The facts of the pair measures, other than "offset".
+        offsets: The offsets k - q, in tokens, that any pair measure needs, ascending.
+        pair_map: Matrix of 0 and 1, (part, pair measure), that turns the parts of a row into pair measures. The parts
+            are the sum of the weights ("mass"), then the sum of weights times each of `facts`, then the weight at each
+            of `offsets`.
+        names: `measure_names`: the names of all values of a result.
+        view_by_value: The view of each value in `names`.
+        column_by_value: The column of each value in `names`.
     """
 
     def __init__(self, catalogue: Mapping[str, Measure]) -> None:
-        # Order the columns by family.
+        # Order the columns by family; other measures, such as those of recordings, get none.
         names: list[str] = []
         for family in (KeyMeasure, PairMeasure, RowMeasure):
             names += [name for name, measure in catalogue.items() if isinstance(measure.family, family)]
@@ -402,49 +411,51 @@ class MeasureColumns:
         self.keys = [family for family in self.families if isinstance(family, KeyMeasure)]
         self.pairs = [family for family in self.families if isinstance(family, PairMeasure)]
         self.rows = [family.statistic for family in self.families if isinstance(family, RowMeasure)]
-        # Collect what the engine asks of each column, and which facts and offsets it has to compute.
-        self.is_set = [family.is_set for family in self.keys]
-        self.is_set += [family.is_set for family in self.pairs]
-        self.is_beyond = [family.beyond_uniform for family in self.pairs]
+        # Collect the properties of the columns, and which facts and offsets have to be computed.
+        self.is_indicator = [family.is_indicator for family in self.keys]
+        self.is_indicator += [family.is_indicator for family in self.pairs]
+        self.is_beyond_uniform = [family.beyond_uniform for family in self.pairs]
         # Several measures may read one fact, which is one part of the sums.
         self.facts = list(dict.fromkeys(family.fact for family in self.pairs if not family.offsets))
         self.offsets = sorted(set().union(*(family.offsets for family in self.pairs)))
         self.pair_map = []
+        # No measure has the fact "mass", so its row is zeros: the engine needs this part to count active attention.
         for part in ("mass", *self.facts, *self.offsets):
             self.pair_map.append([int(part in (family.fact, *family.offsets)) for family in self.pairs])
-        # Find each value of a result: its view and its column.
+        # Find view and column of each value: `measure_names` marks values of active attention by the suffix.
         self.names = measure_names(catalogue)
-        self.view_of_sum = [int(name.endswith("_active")) for name in self.names]
-        self.column_of_sum = [names.index(name.removesuffix("_active")) for name in self.names]
+        self.view_by_value = [int(name.endswith("_active")) for name in self.names]
+        self.column_by_value = [names.index(name.removesuffix("_active")) for name in self.names]
 
 
 @dataclass(frozen=True, eq=False)
 class MeasureSums:
     """Hold the measures of one layer on one batch, as sums and counts for each unit.
 
-    A unit is a text; or, if texts are long (`catalogue.unit_queries`), a block of a text's queries. All units of the
-    first text come before those of the second, and each text has as many.
+    A unit is a text, or a block of a text's queries if texts are long (`queries_per_unit`). Each text of a batch has
+    the same number of units, and the units of a text are adjacent. The value of a measure is sum / count. To get its
+    value over several units, add up sums and counts first.
 
     Attributes:
-        sum: (measure, unit, head), in the order of `names`: the sum of the measure over the queries that count.
-        count: (measure, unit, head): how many queries count. In `…_active` each counts by its sum of active attention.
-            A value is sum / count; over several units, both are added up first. Undefined where 0.
-        uniform_sum: (measure, unit, head): the sum under uniform attention over the keys that the mask allows, for the
-            same count. In `…_active` a query's active attention keeps its sum, and is spread evenly over the keys that
-            are no sinks. So a head that does just this has the value of uniform attention, however much it rests.
-        names: The measures: `catalogue.measure_names`.
+        sum: (measure, unit, head): the sum of the measure over the queries that count.
+        count: (measure, unit, head): how many queries count. For a measure `…_active` it is their total active
+            attention. If it is 0, the value is undefined.
+        uniform_sum: (measure, unit, head): the same as `sum`, with attention spread evenly over the keys that the mask
+            allows. For a measure `…_active` the active attention of each query keeps its total, and is spread evenly
+            over the keys that are no sinks. So it is the baseline for the same `count`.
+        names: The names of the measures, (measure,): see `measure_names`.
     """
 
-    sum: Sums
-    count: Sums
-    uniform_sum: Sums
+    sum: Floats
+    count: Floats
+    uniform_sum: Floats
     names: tuple[str, ...]
 
-    def value(self, name: str) -> Sums:
-        """Return a measure's value over the whole batch, sum / count, (head,); NaN where nothing was counted."""
+    def value(self, name: str) -> Floats:
+        """Return a measure's value over the whole batch, sum / count, (head,); NaN where count is 0."""
         index = self.names.index(name)
         total = self.sum[index].sum(0)
         count = self.count[index].sum(0)
-        ratio: Sums = np.full_like(total, np.nan)
+        ratio: Floats = np.full_like(total, np.nan)
         np.divide(total, count, out=ratio, where=count != 0)
         return ratio

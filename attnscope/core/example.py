@@ -1,7 +1,8 @@
-"""The worked example: five tokens and four columns, small enough to follow with pen and paper.
+"""Hold the queries, keys and values of a worked example, small enough to follow with pen and paper.
 
-No projections: head h of H takes columns h · 4 / H up to (h + 1) · 4 / H of Q, K and V as they stand, and the joined
-heads are the output. NumPy only, so that it can be computed without torch.
+It has five tokens and a model width (d_model) of four. There are no projections. Head h of H takes columns h · 4 / H to
+(h + 1) · 4 / H - 1 of Q, K and V, and the concatenated heads are the output. NumPy only, so that it can be computed
+without torch.
 
 Source:
     Ours; the arithmetic is Vaswani et al. 2017, sections 3.2.1 and 3.2.2.
@@ -35,7 +36,7 @@ K = np.array(
 """Projected keys, (token, d_model)."""
 
 V = np.vstack([np.eye(4), np.full(4, 0.5)])
-"""Projected values, (token, d_model): 1 in a column of its own for the first four tokens, 1/2 in each for "mat"."""
+"""Projected values, (token, d_model). The first four tokens have 1 in a column of their own; "mat" has 1/2 in all."""
 
 for _array in (Q, K, V):
     _array.setflags(write=False)

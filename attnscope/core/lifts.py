@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from attnscope.core.intervals import END, Floats, skewed_interval, unseen_share
+from attnscope.core.intervals import TAIL_PROBABILITY, Floats, skewed_interval, unseen_share
 
 
 def offset_masses(
@@ -134,7 +134,7 @@ class ItemSums:
             lift = sums / n_texts
             degrees = n_texts - 1
             variance = np.maximum(squares - n_texts * lift**2, 0.0) / degrees / n_texts
-            quantile = stdtrit(np.maximum(degrees, 1), 1 - END)
+            quantile = stdtrit(np.maximum(degrees, 1), 1 - TAIL_PROBABILITY)
             half = np.where(degrees > 0, quantile * np.sqrt(variance), np.nan)
             low, high = skewed_interval(lift, half, unseen_share(n_texts), self._largest_possible)
             return Lifts(means / n_texts, lift, low, high, counts, n_texts)

@@ -4,9 +4,9 @@ That is the values of keys and pairs, which queries count, and all sums under un
 weights times values of keys, or of pairs of a query and a key, or it is a statistic of rows of weights (`catalogue`).
 
 Sums have two *views*: 0 = of all keys, 1 = of keys outside sinks. A *unit* is a text, or one of the equal parts of a
-long one (`catalogue.unit_queries`). A *column* is the position of a measure in sums (`catalogue.Columns`). The *parts*
-of a row are the numbers that measures of pairs are sums of: its mass, Σ_k A_qk f(q, k) for each fact f, and its weight
-at each offset.
+long one (`catalogue.queries_per_unit`). A *column* is the position of a measure in sums (`catalogue.MeasureColumns`).
+The *parts* of a row are the numbers that measures of pairs are sums of: its mass, Σ_k A_qk f(q, k) for each fact f, and
+its weight at each offset.
 
 Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k keys, c columns.
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.tiles import Tile, TileBounds
-from attnscope.core.catalogue import MeasureColumns, unit_queries
+from attnscope.core.catalogue import MeasureColumns, queries_per_unit
 from attnscope.core.facts import TextFacts, key_facts, pair_facts
 
 KEPT_PAIRS = 2**20
@@ -35,7 +35,7 @@ class MaskedTexts:
         columns: The measures.
         blocks: The tiles that weights will come in, none of which crosses the end of a unit.
         keys: The texts whose tokens are the keys.
-        asking: Which queries count.
+        is_query: Which queries count.
         mask_heads: m: 1 if all heads have the same mask, else the number of heads.
         own_text: Whether queries are tokens of the same texts as keys.
         dtype: The precision of weights.
@@ -62,13 +62,13 @@ class MaskedTexts:
         columns: MeasureColumns,
         blocks: list[TileBounds],
         keys: TextFacts,
-        asking: Bool[Tensor, "batch query"],
+        is_query: Bool[Tensor, "batch query"],
         *,
         mask_heads: int,
         own_text: bool,
         dtype: torch.dtype,
     ) -> None:
-        batch, n_queries = asking.shape
+        batch, n_queries = is_query.shape
         self.device = keys.real.device
         self.exact = sum_dtype(self.device)
         self.columns = columns
@@ -77,13 +77,13 @@ class MaskedTexts:
         self.own_text = own_text
         self._dtype = dtype
         self._mask_heads = mask_heads
-        self._asking = asking
+        self._is_query = is_query
         # How many queries a unit has, and how many units a text, rounded up.
-        self._unit = unit_queries(n_queries)
+        self._unit = queries_per_unit(n_queries)
         self.n_units = max(math.ceil(n_queries / self._unit), 1)
         # The result of `_make_tables` for each block, if they are kept.
         self._tables: dict[TileBounds, tuple[Tensor, Tensor]] = {}
-        self._keeps_tables = asking.numel() * keys.real.shape[1] <= KEPT_PAIRS
+        self._keeps_tables = is_query.numel() * keys.real.shape[1] <= KEPT_PAIRS
         self.pair_map = torch.tensor(columns.pair_map, dtype=self.exact, device=self.device)
 
         # The values of keys, and which measures of keys and pairs are known.
@@ -97,11 +97,11 @@ class MaskedTexts:
         for family in columns.pairs:
             is_known.append(own_text and (bool(family.offsets) or family.fact in self._pair_facts))
         self._is_known = torch.tensor(is_known, device=self.device)
-        self._is_set = torch.tensor(columns.is_set, device=self.device)
-        self._is_beyond = torch.tensor(columns.is_beyond, device=self.device)
+        self._is_indicator = torch.tensor(columns.is_indicator, device=self.device)
+        self._is_beyond_uniform = torch.tensor(columns.is_beyond_uniform, device=self.device)
 
         # The positions of sinks, (b, sink). The last positions of a text with fewer sinks than another are no sinks.
-        is_sink = keys.resting
+        is_sink = keys.is_sink
         self.outside_sinks = (keys.real & ~is_sink).to(self.exact)
         n_sinks = int(is_sink.sum(1).max()) if batch else 0
         self._sinks = is_sink.int().topk(n_sinks, 1).indices
@@ -201,7 +201,7 @@ class MaskedTexts:
         shape = n_texts, n_queries, len(parts), n_keys
         table = torch.zeros(shape, dtype=self._dtype, device=self.device)
         table[:, :, 0] = 1
-        texts = self.keys.part(block.texts)
+        texts = self.keys.select_texts(block.texts)
         facts = pair_facts(self._pair_facts, texts, block.queries, block.keys, self._dtype)
         for name, values in facts.items():
             table[:, :, parts.index(name)] = values
@@ -251,7 +251,7 @@ class MaskedTexts:
         # A query counts in a view if it sees a key of that view, (view, b, m, q, 1).
         seen, n_seen = self._seen(block)
         divisor = n_seen.clamp(min=1)[..., None]
-        is_counted = (n_seen > 0) & self._asking[block.texts, None, block.queries]
+        is_counted = (n_seen > 0) & self._is_query[block.texts, None, block.queries]
         counts_query = is_counted[..., None]
 
         # Values under uniform attention, (view, b, m, q, c). Rows of ones are added up and then divided by n, because
@@ -262,12 +262,12 @@ class MaskedTexts:
             pair_values = parts @ self.pair_map / divisor
         value = torch.cat([self.uniform_means(block, self.key_values), pair_values], -1)
         # A measure of a set of keys does not count a query that sees none of the set.
-        defined = counts_query & self._is_known & ((value > 0) | ~self._is_set)
+        defined = counts_query & self._is_known & ((value > 0) | ~self._is_indicator)
 
         # Measures of pairs that subtract uniform attention are 0 under it.
         n_keys = len(self.columns.keys)
-        beyond = value[..., n_keys:] * counts_query * self._is_beyond
-        value[..., n_keys:] *= ~self._is_beyond
+        beyond = value[..., n_keys:] * counts_query * self._is_beyond_uniform
+        value[..., n_keys:] *= ~self._is_beyond_uniform
 
         # Statistics of rows are of all keys: in view 1 they are 0, and count no query.
         row_factors = self._row_factors(block, seen[0], n_seen[0], is_counted[0])

@@ -7,9 +7,9 @@ A measure adds up weights times values of keys, or of pairs of a query and a key
 Measures have their sources in the catalogue; adding them up over tiles is ours.
 
 Sums have two *views*: 0 = of all keys, 1 = of keys outside sinks. A *unit* is a text, or one of the equal parts of a
-long one (`catalogue.unit_queries`); sums are kept per unit, because intervals are computed from units. A *column* is
-the position of a measure in sums (`catalogue.Columns`). A *block* is a range of texts, queries and keys, and a *tile*
-holds its weights.
+long one (`catalogue.queries_per_unit`); sums are kept per unit, because intervals are computed from units. A *column*
+is the position of a measure in sums (`catalogue.MeasureColumns`). A *block* is a range of texts, queries and keys, and
+a *tile* holds its weights.
 
 Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k keys, c columns.
 """
@@ -23,16 +23,16 @@ from torch import Tensor
 from attnscope.core.attention import tiles
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall, Kind, require_first_visit
-from attnscope.core.attention.tiles import Buffers, Tile, TileBounds, attend_in_tiles, cut_blocks
+from attnscope.core.attention.tiles import Tile, TileBounds, TileBuffers, attend_in_tiles, cut_blocks
 from attnscope.core.catalogue import (
     MEASURES,
     KeyMeasure,
     Measure,
     MeasureColumns,
     MeasureSums,
-    unit_queries,
+    queries_per_unit,
 )
-from attnscope.core.facts import TextFacts, outlying
+from attnscope.core.facts import TextFacts, find_outlier_tokens
 from attnscope.core.masked_texts import MaskedTexts
 
 MIN_HEADS = 6
@@ -64,14 +64,14 @@ class HeadMeasures:
         query_facts: TextFacts | None = None,
         *,
         norms: Callable[[Kind, int], Tensor | None] | None = None,
-        buffers: Buffers | None = None,
+        buffers: TileBuffers | None = None,
         catalogue: Mapping[str, Measure] = MEASURES,
     ) -> None:
         self.sums: dict[Kind, dict[int, MeasureSums]] = {}
         self._facts = facts
         self._query_facts = facts if query_facts is None else query_facts
         self._norms = norms
-        self._buffers = Buffers() if buffers is None else buffers
+        self._buffers = TileBuffers() if buffers is None else buffers
         self._columns = MeasureColumns(catalogue)
         # By mask and shapes; with each the mask itself.
         self._masked_texts: dict[Hashable, tuple[MaskedTexts, Tensor | None]] = {}
@@ -119,9 +119,9 @@ class HeadMeasures:
             elements = min(elements, elements // MIN_HEADS * n_heads)
             texts = MaskedTexts(
                 self._columns,
-                cut_blocks(call, elements, unit=unit_queries(n_queries)),
-                keys.on(device),
-                queries.on(device).asking,
+                cut_blocks(call, elements, queries_per_unit=queries_per_unit(n_queries)),
+                keys.to(device),
+                queries.to(device).is_query,
                 mask_heads=1 if mask is None else mask.shape[1],
                 own_text=call.kind != "cross",
                 dtype=torch.promote_types(call.query.dtype, torch.float32),
@@ -139,7 +139,7 @@ class HeadMeasures:
         norms = self._norms(call.kind, call.layer)
         if norms is None or norms.shape != keys.real.shape:
             return None
-        return outlying(norms.to(call.query.device), keys)
+        return find_outlier_tokens(norms.to(call.query.device), keys)
 
 
 def measures_of_weights(
@@ -160,7 +160,7 @@ def measures_of_weights(
             the same texts.
         allowed: Which query may attend to which key, boolean, broadcastable to (batch, head, query, key). None = all
             pairs on which any head has weight; this misses an allowed pair whose weight is rounded to 0 in every head.
-        outlying: Which keys are outlying (`facts.outlying`); None leaves outlier_token undefined.
+        outlying: Which keys are outlying (`facts.find_outlier_tokens`); None leaves outlier_token undefined.
         catalogue: The measures.
 
     Raises:
@@ -178,7 +178,7 @@ def measures_of_weights(
     allowed = allowed.expand(batch, -1, n_queries, n_keys)
 
     # One block per unit of each text.
-    unit = unit_queries(n_queries)
+    unit = queries_per_unit(n_queries)
     unit_blocks = []
     for text in range(batch):
         one_text = slice(text, text + 1)
@@ -192,7 +192,7 @@ def measures_of_weights(
         MeasureColumns(catalogue),
         unit_blocks,
         keys,
-        queries.asking,
+        queries.is_query,
         mask_heads=allowed.shape[1],
         own_text=own_text,
         dtype=dtype,
@@ -308,7 +308,7 @@ class _Layer:
         arrays = []
         for sums in (self._sum, self._count + texts.count, self._uniform + texts.uniform):
             # The view and the column of each name: (view, unit, head, column) becomes (name, unit, head).
-            by_name = sums[columns.view_of_sum, :, :, columns.column_of_sum]
+            by_name = sums[columns.view_by_value, :, :, columns.column_by_value]
             arrays.append(by_name.cpu().double().numpy())
         total, count, uniform = arrays
         return MeasureSums(total, count, uniform, columns.names)

@@ -7,7 +7,7 @@ are drawn independently, and all count the same. NumPy and SciPy only; knows no 
 import numpy as np
 from scipy.special import stdtrit
 
-from attnscope.core.intervals import END, Floats, TextSums, mean_interval, mean_p_above
+from attnscope.core.intervals import TAIL_PROBABILITY, Floats, TextSums, mean_interval, mean_p_above
 
 RARE = 1e-5
 """The one-sided probability of a t that is so large that it is not put down to chance."""
@@ -100,7 +100,7 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
     weakest = weakest_total(n)
     degrees = degrees_of_freedom(n)
     widest = _quantile(degrees, RARE) * (3 - strength / weakest) / 2
-    k = np.maximum(_quantile(degrees, END), widest)
+    k = np.maximum(_quantile(degrees, TAIL_PROBABILITY), widest)
 
     # (mean - rho · mean_total)² = k² · (var_values - 2 rho · covariance + rho² · var_total), solved for rho. Too weak a
     # total makes all of it NaN.

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnscope.core.intervals import (
+    FloatOrArray,
     Floats,
-    Numbers,
     TextSums,
     mean_interval,
     mean_p_above,
@@ -155,15 +155,15 @@ class RunningSums:
         """Return the ends of `core.intervals.mean_interval`."""
         return mean_interval(self.sample())
 
-    def p_above(self, threshold: Numbers) -> Floats:
+    def p_above(self, threshold: FloatOrArray) -> Floats:
         """Return the p-values of `core.intervals.mean_p_above`."""
         return mean_p_above(self.sample(), threshold)
 
-    def share_interval(self, **options: Numbers) -> tuple[Floats, Floats]:
+    def share_interval(self, **options: FloatOrArray) -> tuple[Floats, Floats]:
         """Return the ends of `core.intervals.share_interval`, which documents the options."""
         return share_interval(self.sample(), **options)
 
-    def share_p_above(self, threshold: Numbers, **options: Numbers) -> Floats:
+    def share_p_above(self, threshold: FloatOrArray, **options: FloatOrArray) -> Floats:
         """Return the p-values of `core.intervals.share_p_above`, which documents the options."""
         return share_p_above(self.sample(), threshold, **options)
 

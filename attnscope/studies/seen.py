@@ -1,4 +1,7 @@
-"""Run a model and keep its attention on a batch. `core.attention.row_samples.read_rows` then reads weights from it."""
+"""Run a model and keep its attention on a batch.
+
+`core.attention.row_samples.read_text_rows` then reads weights from it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -18,7 +18,7 @@ from attnscope.core.attention.seam import (
     attend,
     attend_with_weights,
     attention_weights,
-    check_mask_is_boolean,
+    require_boolean_mask,
 )
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -197,7 +197,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | None:
         """Return one mask from both, broadcastable to (batch, num_heads, query, key), or None; refuses other shapes."""
         if attn_mask is not None:
-            check_mask_is_boolean("attn_mask", attn_mask)
+            require_boolean_mask("attn_mask", attn_mask)
             # Refuse a size of 1 for queries or keys, although it would broadcast: mostly it is a mistake.
             if attn_mask.ndim not in (2, 4) or attn_mask.shape[-2:] != (n_queries, n_keys):
                 raise ValueError(
@@ -206,7 +206,7 @@ class MultiHeadAttention(nn.Module):
                 )
         if key_padding_mask is None:
             return attn_mask
-        check_mask_is_boolean("key_padding_mask", key_padding_mask)
+        require_boolean_mask("key_padding_mask", key_padding_mask)
         if key_padding_mask.shape != (batch, n_keys):
             raise ValueError(
                 f"key_padding_mask must be (batch, key) = {(batch, n_keys)}; got {tuple(key_padding_mask.shape)}"

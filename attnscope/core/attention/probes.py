@@ -1,7 +1,12 @@
-"""Define probes: functions that compute an attention, and read or change something of it on the way.
+"""Define probes: hooks that compute attention in place of the model, and record or change it.
 
-A probe takes an AttentionCall and returns its output. What it reads it keeps as attributes. It knows nothing of models:
-the code that runs a model calls it once for each attention of a forward pass. Ours, unless a class names its source.
+A probe takes an AttentionCall (the queries, keys, values and masks of one layer) and returns the heads' outputs. What
+it records it keeps as attributes. It knows nothing of models: the code that runs a model calls the probe once for each
+attention layer of a forward pass.
+
+`sum_over_keys` is no probe: it computes numbers from a single AttentionCall.
+
+Source: ours, unless a class names another.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,40 +28,41 @@ from attnscope.core.attention.seam import (
     require_first_visit,
     select_heads,
 )
-from attnscope.core.attention.tiles import attend_lean, tiles
+from attnscope.core.attention.tiles import attend_without_map, tiles
 
-Kept = TypeVar("Kept")
+ReadT = TypeVar("ReadT")
 
 LayerKey = tuple[Kind, int]
-"""One attention of a model: its kind, and its layer within the kind."""
+"""One attention layer of a model: its kind, and its index within the kind, such as ("cross", 0)."""
 
 
-class HeadRecorder(Generic[Kept]):
-    """Keep what a function reads of the chosen heads in chosen layers; the model's output stays the same.
+class HeadRecorder(Generic[ReadT]):
+    """Apply a function to the chosen heads of the chosen layers, and keep its results.
 
-    Other layers cost nothing more. It serves one forward pass at a time: clear `maps` between two.
+    The model's output stays the same, and layers that are not chosen cost nothing. One recorder serves one forward pass
+    at a time: clear `maps` before the next.
 
     Args:
-        read: Gets an AttentionCall that has the chosen heads alone, and returns what to keep of it.
+        read: Gets an AttentionCall that has only the chosen heads, and returns what to keep, such as its weights.
         layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is no
-            error here, because a probe does not know how many layers will come.
-        heads: Which heads of each of these layers, from 0, in the order in which they are kept; None = all.
+            error here, because a probe does not know how many layers the model has.
+        heads: Which heads of each chosen layer, from 0, in the order in which they are kept; None = all.
         kinds: Which kinds of attention; None = all.
-        attend: The function that computes the output. The default, `attend_lean`, has no gradient.
+        attend: The function that computes the output. The default, `attend_without_map`, has no gradient.
 
     Attributes:
-        maps: Kind -> layer -> what `read` returned, in the order in which the layers came.
+        maps: Kind -> layer -> what `read` returned. Layers are in the order in which the model called them.
     """
 
     def __init__(
         self,
-        read: Callable[[AttentionCall], Kept],
+        read: Callable[[AttentionCall], ReadT],
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
         kinds: Sequence[Kind] | None = None,
-        attend: Probe = attend_lean,
+        attend: Probe = attend_without_map,
     ) -> None:
-        self.maps: dict[Kind, dict[int, Kept]] = {}
+        self.maps: dict[Kind, dict[int, ReadT]] = {}
         self.layers = None if layers is None else frozenset(layers)
         self.heads = None if heads is None else tuple(heads)
         self.kinds = None if kinds is None else frozenset(kinds)
@@ -64,31 +70,37 @@ class HeadRecorder(Generic[Kept]):
         self._attend = attend
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and read its heads if its layer is chosen; shape and dtype: see `Probe`.
+        """Return the output of an attention, and record its heads if its layer is chosen; shape and dtype: see `Probe`.
 
         Raises:
-            RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
+            RuntimeError: The layer of this kind was recorded already: `maps` was not cleared, or the code that runs the
+                model called the probe twice for one layer.
             ValueError: A chosen head is beyond the layer's last.
         """
-        if not self._check_chosen(call.kind, call.layer, call.n_heads):
+        if not self._is_chosen(call.kind, call.layer, call.n_heads):
             return self._attend(call)
         output, kept = self._attend_and_read(call)
         self.maps.setdefault(call.kind, {})[call.layer] = kept
         return output
 
-    def _attend_and_read(self, call: AttentionCall) -> tuple[Tensor, Kept]:
-        """Return the output of an attention, and what is kept of it."""
+    def _attend_and_read(self, call: AttentionCall) -> tuple[Tensor, ReadT]:
+        """Return the output of an attention with all heads, and what `read` returns for the chosen heads."""
         chosen = call if self.heads is None else select_heads(call, self.heads)
         kept = self._read(chosen)
         return self._attend(call), kept
 
-    def _check_chosen(
+    def _is_chosen(
         self,
         kind: Kind,
         layer: int,
         n_heads: int,
     ) -> bool:
-        """Return whether this layer is chosen; if so, refuse one that came before, and heads that it does not have."""
+        """Return whether this layer is chosen.
+
+        Raises:
+            RuntimeError: The layer is chosen, and was recorded already.
+            ValueError: The layer is chosen, and lacks a chosen head.
+        """
         if self.kinds is not None and kind not in self.kinds:
             return False
         if self.layers is not None and layer not in self.layers:
@@ -111,8 +123,8 @@ class WeightsRecorder(HeadRecorder[Tensor]):
         kinds: As for `HeadRecorder`.
 
     Attributes:
-        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key), as `attention_weights`
-            defines them: float32, on the CPU, detached, before dropout.
+        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key). They are what
+            `attention_weights` returns: the exact softmax weights, before dropout; here float32, on the CPU, detached.
     """
 
     def __init__(
@@ -124,8 +136,8 @@ class WeightsRecorder(HeadRecorder[Tensor]):
         super().__init__(attention_weights, layers, heads, kinds, attend)
 
     def _attend_and_read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        # The map of all heads also gives the output. If only some heads are chosen, compute their maps alone, and the
-        # output by fused kernels.
+        # If all heads are kept, their weights are computed anyway, and the output is one product more. If only some
+        # are, it is cheaper to compute the weights of these alone, and the output by `attend`, a fused kernel.
         if self.heads is None:
             output, weights = attend_with_weights(call)
         else:
@@ -138,7 +150,9 @@ class WeightsRecorder(HeadRecorder[Tensor]):
         layer: int,
         weights: Tensor,
     ) -> None:
-        """Keep weights that a model computed without the seam, (batch, n_heads, query, key), if their layer is chosen.
+        """Keep weights that the model itself returned, (batch, n_heads, query, key), if their layer is chosen.
+
+        Some models compute attention in code of their own, so that no probe is called.
 
         Raises:
             RuntimeError: The layer of this kind was kept already.
@@ -146,22 +160,24 @@ class WeightsRecorder(HeadRecorder[Tensor]):
         """
         if weights.ndim != 4:
             raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
-        if self._check_chosen(kind, layer, weights.shape[1]):
+        if self._is_chosen(kind, layer, weights.shape[1]):
             chosen = weights if self.heads is None else weights[:, list(self.heads)]
             self.maps.setdefault(kind, {})[layer] = chosen.detach().to("cpu", torch.float32)
 
 
 def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
-    """Return a probe that hands each call to the probe of its kind of attention; without one, `attend` computes it."""
+    """Return a probe that passes each call to the probe of its kind; `attend` computes kinds that have no probe."""
     return lambda call: probes.get(call.kind, attend)(call)
 
 
 @torch.no_grad()
-def key_sums(
+def sum_over_keys(
     call: AttentionCall,
     functions: NDArray[np.float64],
 ) -> Float[Tensor, "batch n_heads query function"]:
-    """Return sum over k of A_qk f(k) for several functions f of the key, float64, on the CPU; no map is kept.
+    """Return sum over k of A_qk f(k) for several functions f of the key, on the CPU; no map is kept.
+
+    Products are computed in the precision of the weights, float32 or better, and stored as float64.
 
     `functions` holds f(k), (key, function); keys beyond its last row have f(k) = 0.
     """
@@ -176,7 +192,7 @@ def key_sums(
 
 
 class HeadGate:
-    """Multiply each head's output by a number, before the output projection mixes the heads.
+    """Ablate heads: multiply each head's output by a factor, before the output projection mixes the heads.
 
         o'_h = xi_h * o_h + (1 - xi_h) * m_h
 
@@ -189,8 +205,9 @@ class HeadGate:
     Args:
         factors: (kind, layer) -> xi of its heads, (n_heads,) for all texts alike or (batch, n_heads). Layers that are
             missing stay as they are.
-        stand_ins: (kind, layer) -> m of its heads, (n_heads, d_value) or (batch, n_heads, d_value). Without it m is 0.
-        compute: The function that computes attention; `attend_lean` for long texts, without gradient.
+        replacements: (kind, layer) -> m of its heads, (n_heads, d_value) or (batch, n_heads, d_value). m is 0 in layers
+            that are missing.
+        compute: The function that computes attention; `attend_without_map` for long texts, without gradient.
 
     Source:
         xi: Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 2.3. Mean ablation: Wang et al. 2023,
@@ -200,34 +217,35 @@ class HeadGate:
     def __init__(
         self,
         factors: Mapping[LayerKey, Tensor],
-        stand_ins: Mapping[LayerKey, Tensor] | None = None,
+        replacements: Mapping[LayerKey, Tensor] | None = None,
         compute: Callable[[AttentionCall], Tensor] = attend,
     ) -> None:
         self.factors = dict(factors)
-        self.stand_ins = dict(stand_ins or {})
+        self.replacements = dict(replacements or {})
         self._compute = compute
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and multiply its heads; shape and dtype: see `Probe`.
+        """Return the output of an attention with its heads multiplied; shape and dtype: see `Probe`.
 
         Raises:
-            ValueError: There is not one factor for each head, or for each head and text.
+            ValueError: The factors are neither (n_heads,) nor (batch, n_heads).
         """
         output = self._compute(call)
         layer_key = (call.kind, call.layer)
         factors = self.factors.get(layer_key)
         if factors is None:
             return output
-        # Other shapes might broadcast, and scale the wrong heads without an error.
+        # Another shape might broadcast, and scale the wrong heads without an error.
         batch, n_heads = call.query.shape[:2]
         if tuple(factors.shape) not in ((n_heads,), (batch, n_heads)):
             raise ValueError(
                 f"{call.kind} layer {call.layer} has {n_heads} heads and {batch} texts; got factors "
                 f"{tuple(factors.shape)}"
             )
+        # (…, n_heads) becomes (…, n_heads, 1, 1), to multiply the output, (batch, n_heads, query, d_value).
         factors = factors.to(output.device, output.dtype)[..., None, None]
         gated = output * factors
-        stand_in = self.stand_ins.get(layer_key)
-        if stand_in is not None:
-            gated = gated + (1 - factors) * stand_in.to(output.device, output.dtype)[..., None, :]
+        replacement = self.replacements.get(layer_key)
+        if replacement is not None:
+            gated = gated + (1 - factors) * replacement.to(output.device, output.dtype)[..., None, :]
         return gated

@@ -1,8 +1,13 @@
 """Compute attention rollout and relevance: how much each input token contributes to a position after several layers.
 
-Rollout follows Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers (sections 2 and 3). A layer adds the
-output of its heads to its input (the residual connection), so its attention is mixed with the identity. Both read the
-attention weights alone, not the values or the feed-forward layers.
+*Rollout* follows Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers (sections 2 and 3). A layer adds the
+output of its heads to its input (the residual connection). So its attention is first mixed with the identity
+(`mix_residual`), and then the layers are multiplied (`rollout`).
+
+*Relevance* (`head_relevance`, then `relevance`) follows Chefer et al. 2021. It weighs attention by the gradient of a
+score, such as the logit of the predicted token.
+
+Neither considers the values or the feed-forward layers.
 """
 
 import numpy as np
@@ -12,10 +17,11 @@ Floats = NDArray[np.float64]
 
 
 def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> Floats:
-    """Mix attention with the residual connection: (1 - r) W + r I, with each row then divided by its sum.
+    """Return (1 - r) W + r I, with each row then divided by its sum: attention mixed with the residual connection.
 
-    Where a row of W sums to less than 1 (a model with sinks) or to 0 (a query that may attend to nothing), the identity
-    has a larger share. With r = 0 a row of zeros stays zeros.
+    The identity's share of a row is larger than r if the row of W sums to less than 1. It does in a model with sinks,
+    whose softmax gives a part to no key. If a query may attend to no key, its row of W is zeros, and the mix is the
+    identity; with r = 0 it stays zeros.
 
     Args:
         weights: W, (layer, query, key), at least 0, the mean over the heads of each layer.
@@ -30,7 +36,7 @@ def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> Floats
 
 
 def normalise_rows(rows: Floats) -> Floats:
-    """Divide each row of (..., key) by its sum; rows of zeros stay zeros."""
+    """Return (..., key) with each row divided by its sum; rows of zeros stay zeros."""
     totals = rows.sum(-1, keepdims=True)
     normalised = np.zeros_like(rows)
     np.divide(rows, totals, out=normalised, where=totals > 0)
@@ -38,7 +44,9 @@ def normalise_rows(rows: Floats) -> Floats:
 
 
 def rollout(mixed: Floats) -> Floats:
-    """Multiply the layers' attention, Ã(l) = A(l) Ã(l - 1) from Ã(0) = A(0) on (Abnar & Zuidema 2020, section 3).
+    """Return the products of the layers' attention, Ã(0) = A(0) and Ã(l) = A(l) Ã(l - 1).
+
+    Source: Abnar & Zuidema 2020, section 3.
 
     Args:
         mixed: A as `mix_residual` returns it, (layer, query, key), from the first layer of the model on.
@@ -57,7 +65,7 @@ def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating
 
     Args:
         weights: A, (head, query, key).
-        gradients: ∇A, the derivatives of the explained score with respect to A, (head, query, key).
+        gradients: ∇A, the gradient of the score with respect to A, (head, query, key).
 
     Returns:
         (query, key), float64.
@@ -68,7 +76,7 @@ def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating
 
 
 def relevance(by_layer: Floats) -> Floats:
-    """Return the relevance R after each layer, R ← R + Ā R from R = I on (Chefer et al. 2021, equation 6).
+    """Return the relevance R after each layer: R starts as I, and each layer adds Ā R (Chefer et al. 2021, equation 6).
 
     Args:
         by_layer: Ā as `head_relevance` returns it, (layer, query, key), from the first layer of the model on.
@@ -80,6 +88,6 @@ def relevance(by_layer: Floats) -> Floats:
         Chefer, Gur & Wolf 2021, Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder
         Transformers, section 3.1.
     """
-    # R + Ā R = (I + Ā) R: the same recursion as rollout's, with I + Ā instead of A.
+    # R + Ā R = (I + Ā) R: the recursion of `rollout`, with I + Ā instead of A.
     identity = np.eye(by_layer.shape[-1])
     return rollout(identity + by_layer)

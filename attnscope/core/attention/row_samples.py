@@ -1,4 +1,10 @@
-"""Compute the attention of a few queries on all keys, without the map of the others, and keep it by a probe. Ours."""
+"""Compute the attention of a few queries on all keys, without the weights of the other queries.
+
+A *row* is the weights of one query on all keys. `rows_of` and `read_text_rows` compute rows. `RowRecorder` is a probe
+(a hook that computes attention in place of the model): it keeps the rows of chosen queries during a forward pass.
+
+Source: ours.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +24,10 @@ from attnscope.core.attention.seam import (
     require_first_visit,
     select_rows,
 )
-from attnscope.core.attention.tiles import attend_lean
+from attnscope.core.attention.tiles import attend_without_map
 
-RowsWanted = tuple[NDArray[np.int64], int]
-"""The rows to read of a text: (positions of the queries, n_keys). Keys from n_keys on are padding."""
+RowRequest = tuple[NDArray[np.int64], int]
+"""Which rows of a text to read: (positions of the queries, n_keys). Keys at position n_keys or later are padding."""
 
 
 @torch.no_grad()
@@ -31,15 +37,15 @@ def rows_of(
     texts: slice = slice(None),
     keys: slice = slice(None),
 ) -> Float[Tensor, "text n_heads query key"]:
-    """Return the exact weights, 0 to 1, of some queries on some keys; the softmax is over all keys.
+    """Return the exact weights, 0 to 1, of some queries on a range of keys, (text, head, query, key).
 
-    `queries` are positions; the weights are (text, head, query, key), of the texts, queries and keys asked for.
+    `queries` are positions. The softmax is over all keys, and `keys` only selects which weights are returned.
     """
-    # Compute as many queries at a time as fill a tile.
+    # A tile is the number of weights that fits in the CPU's cache. Compute as many queries at a time as fill one.
     n_texts = len(call.query[texts])
     row_elements = max(n_texts * call.n_heads * call.key.shape[2], 1)
     elements = tiles.tile_elements(call.query.device)
-    queries_at_once = max(elements // row_elements, tiles.MIN_QUERIES)
+    queries_at_once = max(elements // row_elements, tiles.MIN_QUERIES_PER_TILE)
     parts = []
     for some_queries in queries.split(queries_at_once):  # type: ignore[no-untyped-call]
         weights = attention_weights(select_rows(call, texts, some_queries))
@@ -47,7 +53,7 @@ def rows_of(
     return torch.cat(parts, 2)
 
 
-def read_rows(
+def read_text_rows(
     attention: AttentionCall | Tensor,
     kind: str,
     text: int,
@@ -57,12 +63,12 @@ def read_rows(
     """Return some rows of one text of a batch, 0 to 1, and which keys their queries may attend to, both on the CPU.
 
     Args:
-        attention: The call; or dense weights, (text, head, query, key), of which the mask is unknown. Then every key
-            counts as allowed, in a decoder every key up to the query.
+        attention: The call; or dense weights, (text, head, query, key). Their mask is unknown, so in a decoder every
+            key up to the query counts as allowed, and else every key.
         kind: The kind of attention: "encoder", "decoder" or "cross".
         text: The index of the text in the batch.
         queries: The positions of the queries.
-        n_keys: How many keys the text has; those from there on are padding, and left out.
+        n_keys: How many keys the text has. Later keys are padding, and left out.
     """
     texts = slice(text, text + 1)
     keys = slice(n_keys)
@@ -71,6 +77,8 @@ def read_rows(
         if kind == "decoder":
             allowed = torch.arange(n_keys) <= queries[:, None]
         return attention[text, :, queries.to(attention.device), keys].float().cpu(), allowed
+    # The mask of these rows, (1, #head, query, key), with causality and window in it. A key counts as allowed if any
+    # head may attend to it.
     mask = select_rows(attention, texts, queries).mask
     if mask is not None:
         allowed &= mask.any(1)[0, :, keys].cpu()
@@ -78,47 +86,48 @@ def read_rows(
 
 
 @dataclass(eq=False)
-class SampledRows:
-    """Hold the sampled rows of one text in one kind of attention.
+class TextRows:
+    """Hold the recorded rows of one text in one kind of attention.
 
     Attributes:
         allowed: Layer -> which keys each query may attend to, (row, key), bool.
-        weights: Layer -> weights, (row, head, key), float16; each row sums to 1, or is zeros.
+        weights: Layer -> weights, (row, head, key), float16. Each row sums to 1, or is zeros.
     """
 
     allowed: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     weights: dict[int, NDArray[np.float16]] = field(default_factory=dict)
 
 
-class RowSamples:
-    """Keep the rows of some queries of each text of a batch, and leave the output to another probe.
+class RowRecorder:
+    """Keep the rows of chosen queries of each text of a batch; another probe computes the output.
 
-    Each row is divided by its sum, so a learned sink does not count: the keys share all of the attention.
+    Each row is divided by its sum. So in a model with learned sinks, whose rows sum to less than 1, the keys share all
+    of the attention.
 
     Args:
-        wanted: For each text of the batch the rows to keep; None = none.
+        requests: Which rows to keep of each text of the batch; None = no row of this text.
         probe: The probe that computes the output.
 
     Attributes:
         rows: For each text of the batch: kind of attention -> its rows.
     """
 
-    def __init__(self, wanted: Sequence[RowsWanted | None], probe: Probe = attend_lean) -> None:
-        self.rows: list[dict[str, SampledRows]] = [{} for _ in wanted]
-        self._wanted = wanted
+    def __init__(self, requests: Sequence[RowRequest | None], probe: Probe = attend_without_map) -> None:
+        self.rows: list[dict[str, TextRows]] = [{} for _ in requests]
+        self._requests = requests
         self._probe = probe
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Keep the rows of an attention, and let the other probe compute its output; shape and dtype: see `Probe`.
+        """Keep the rows of an attention, and return its output by the other probe; shape and dtype: see `Probe`.
 
         Raises:
-            RuntimeError: The layer of this kind has been here already.
+            RuntimeError: The rows of this layer were kept already.
         """
         self._keep(call, call.kind, call.layer)
         return self._probe(call)
 
-    def keep_all(self, maps: Mapping[Kind, Mapping[int, Tensor]]) -> None:
-        """Keep the rows of dense weights, (batch, n_heads, query, key), which `maps` holds by kind and layer."""
+    def keep_maps(self, maps: Mapping[Kind, Mapping[int, Tensor]]) -> None:
+        """Keep the rows of dense weights; `maps` is kind -> layer -> (batch, n_heads, query, key)."""
         for kind, by_layer in maps.items():
             for layer, weights in by_layer.items():
                 self._keep(weights, kind, layer)
@@ -129,19 +138,19 @@ class RowSamples:
         kind: Kind,
         layer: int,
     ) -> None:
-        """Keep the wanted rows of an attention, or of dense weights, (text, head, query, key)."""
-        for text, wanted in enumerate(self._wanted):
-            if wanted is None:
+        """Keep the requested rows of an attention, or of dense weights, (text, head, query, key)."""
+        for text, request in enumerate(self._requests):
+            if request is None:
                 continue
-            queries, n_keys = wanted
-            rows = self.rows[text].setdefault(kind, SampledRows())
+            queries, n_keys = request
+            rows = self.rows[text].setdefault(kind, TextRows())
             require_first_visit({kind: rows.weights}, kind, layer)
             weight_parts = []
             allowed_parts = []
-            # A few rows at a time in float32: all rows and heads of a long text would be as large as a map.
-            for some_queries in torch.from_numpy(queries).split(tiles.MIN_QUERIES):  # type: ignore[no-untyped-call]
-                weights, allowed = read_rows(attention, kind, text, some_queries, n_keys)
-                # Divide (row, head, key) by the sums of rows; rows of zeros stay zeros.
+            # A few rows at a time in float32, because all rows and heads of a long text would be as large as a map.
+            for some_queries in torch.from_numpy(queries).split(tiles.MIN_QUERIES_PER_TILE):  # type: ignore[no-untyped-call]
+                weights, allowed = read_text_rows(attention, kind, text, some_queries, n_keys)
+                # From (head, row, key) to (row, head, key), with each row divided by its sum. Rows of zeros stay zeros.
                 weights = weights.movedim(1, 0).float()
                 totals = weights.sum(-1, keepdim=True)
                 weights = weights / totals.clamp_(min=torch.finfo(torch.float32).tiny)

@@ -1,14 +1,15 @@
-"""Describe each attention of each model as one AttentionCall, and compute it: the seam of the package.
+"""Describe the attention of one layer as an AttentionCall, and compute its output and its exact weights.
 
-A model hands its queries, keys, values and masks over here, and gets back the heads' outputs. What happens in between
-is a function from call to output (a `Probe`), which may also read or change the attention.
+This is the package's *seam*: the one function call through which the attention of every model goes. A model hands over
+its queries, keys, values and masks, and gets back the heads' outputs. The function between the two is a `Probe`: a hook
+that computes the output, and may also record or change the attention.
 
 Masks follow `torch.nn.functional.scaled_dot_product_attention`: boolean, True = this query MAY attend to this key.
 `torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden). Hugging Face gives its models
-1 = keep in two dimensions, but adds 0 / finfo.min in four.
+1 = keep in masks of two dimensions, and 0 / finfo.min, to be added to scores, in masks of four.
 
-Two functions compute the same output: `attend` by torch's fused kernels, without a map, and `attend_with_weights` by
-the dense map of exact weights, which it returns too.
+Two functions compute the same output. `attend` uses torch's fused kernels, which keep no weights.
+`attend_with_weights` computes the dense *map* of exact weights, and returns it too.
 
 Source:
     Vaswani et al. 2017, Attention Is All You Need, section 3.2; grouped queries: Ainslie et al. 2023; soft cap and
@@ -26,32 +27,32 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Kind = Literal["encoder", "decoder", "cross"]
-"""Whose attention it is: an encoder's own, a decoder's own, or a decoder's on the encoder."""
+"""The kind of attention: self-attention of an encoder or of a decoder, or cross-attention of a decoder."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """Hold one attention of one layer, as it reaches the seam.
+    """Hold the inputs of one attention layer.
 
     Attributes:
         layer: Index of the layer within its kind, from 0.
         kind: "encoder", "decoder" or "cross".
         query: Queries, (batch, n_heads, query, d_head).
         key: Keys, (batch, n_kv_heads, key, d_head). n_heads is a multiple of n_kv_heads; query head h reads
-            key/value head h // (n_heads // n_kv_heads). They are not repeated: grouped queries stay visible.
+            key/value head h // (n_heads // n_kv_heads). Keys are not repeated for grouped queries.
         value: Values, (batch, n_kv_heads, key, d_value).
         scale: Factor on the dot products, usually 1 / sqrt(d_head).
-        mask: Boolean, broadcastable to (batch, n_heads, query, key); True = may attend; None = all may. Missing axes
-            are added in front, here and in `bias`, so that both have four.
-        is_causal: If True, query i may attend to keys 0..i only, on top of `mask`.
-        window: If set, query i may attend to keys less than `window` tokens away only, on top of `mask` and causality:
-            a sliding window that needs no mask of its own.
-        bias: Added to the scaled scores: position biases of T5, ALiBi. Broadcastable to the scores; finite. To hide a
-            key, use `mask`: finfo.min here is a number like any other.
+        mask: Boolean, broadcastable to (batch, n_heads, query, key). True = the query may attend to the key; None =
+            it may to every key. Missing axes are added in front, so that mask and bias have four.
+        is_causal: If True, query i may attend only to keys 0..i, of those that `mask` allows.
+        window: Width of a sliding window. If set, query i may attend only to keys j with |i - j| < window, of those
+            that `mask` and causality allow.
+        bias: Added to the scaled scores, such as the position biases of T5 and ALiBi. Broadcastable to the scores, and
+            finite. To hide a key, use `mask`: a bias of finfo.min is a number like any other.
         softcap: If set, scaled scores s become softcap * tanh(s / softcap), before bias and mask (Gemma 2).
-        sinks: One more score for each head, (n_heads,), that enters the softmax and has no value (gpt-oss): the weights
-            of a query then sum to less than 1.
-        dropout_p: Probability with which single weights are dropped; 0 outside training.
+        sinks: Learned sinks: one more score per head, (n_heads,), that enters the softmax but has no value (gpt-oss).
+            The weights of a query then sum to less than 1.
+        dropout_p: Probability with which each weight is dropped; 0 outside training.
 
     Raises:
         ValueError: Shapes do not fit together, or softcap or window is not positive.
@@ -91,7 +92,8 @@ class AttentionCall:
         scores = (batch, n_heads, n_queries, n_keys)
         # Masks and biases get all four axes, of size 1 where an axis is shared.
         if self.mask is not None:
-            check_mask_is_boolean("mask", self.mask)
+            require_boolean_mask("mask", self.mask)
+            # The dataclass is frozen, so that plain assignment would raise.
             object.__setattr__(self, "mask", _align_axes("mask", self.mask, scores))
         if self.bias is not None:
             if not self.bias.is_floating_point():
@@ -120,7 +122,7 @@ class AttentionCall:
 
 
 Probe = Callable[[AttentionCall], Tensor]
-"""A function that computes an attention: call -> output, (batch, n_heads, query, d_value), in the values' dtype."""
+"""A hook that computes the output of an attention, (batch, n_heads, query, d_value), in the values' dtype."""
 
 
 def require_first_visit(
@@ -128,12 +130,12 @@ def require_first_visit(
     kind: Kind,
     layer: int,
 ) -> None:
-    """Refuse an attention that a probe has seen already, because a probe serves one forward pass.
+    """Refuse a layer that a probe has recorded already, because a probe serves one forward pass.
 
-    `seen` is kind -> layer -> what the probe has kept of it.
+    `seen` is kind -> layer -> what the probe recorded of the layer.
 
     Raises:
-        RuntimeError: The layer of this kind is among those seen.
+        RuntimeError: `seen` has the layer of this kind.
     """
     if layer in seen.get(kind, {}):
         raise RuntimeError(
@@ -141,8 +143,8 @@ def require_first_visit(
         )
 
 
-def check_mask_is_boolean(name: str, mask: Tensor) -> None:
-    """Refuse a mask, of any shape, that is not boolean: 1 could mean "may attend" or "hidden".
+def require_boolean_mask(name: str, mask: Tensor) -> None:
+    """Refuse a mask, of any shape, that is not boolean: in a mask of numbers, 1 could mean "may attend" or "hidden".
 
     Raises:
         TypeError: The mask is not boolean; the message states the convention.
@@ -160,9 +162,13 @@ def _align_axes(
     tensor: Tensor,
     scores: tuple[int, int, int, int],
 ) -> Tensor:
-    """Return a view with four axes; refuses a tensor that does not broadcast to the shape of the scores."""
+    """Return a view of a mask or bias with four axes.
+
+    Raises:
+        ValueError: The tensor does not broadcast to the shape of the scores.
+    """
     shape = tuple(tensor.shape)
-    # Add the missing axes in front. Each axis is then whole, or of size 1.
+    # Add the missing axes in front. Then each axis must have the full size, or 1.
     sizes = (1,) * (4 - len(shape)) + shape
     fits = [size in (1, full_size) for size, full_size in zip(sizes, scores, strict=False)]
     if len(sizes) != 4 or not all(fits):
@@ -171,15 +177,15 @@ def _align_axes(
 
 
 def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
-    """Return which query may attend to which key: the call's mask with causality and window folded in.
+    """Return which query may attend to which key: the call's mask, combined with causality and window.
 
-    Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i, even if
-    there are more keys than queries. A decoder that continues from cached keys needs the lower right: give that as
-    `mask`, and leave is_causal False.
+    Query i and key i are at the same position, as in torch's scaled_dot_product_attention: a causal query i sees keys
+    0..i, even if there are more keys than queries. A decoder that continues from a key/value cache has its first query
+    after the cached keys. Express its causality as `mask`, and leave is_causal False.
 
     Returns:
-        True = may attend; None if every query may attend to every key. May share memory with the call's mask: do not
-        write into it.
+        True = may attend; None if every query may attend to every key. It may share memory with the call's mask, so do
+        not write into it.
     """
     queries, keys = _positions(call)
     return visible_mask(call.mask, queries, keys, call.is_causal, call.window)
@@ -200,18 +206,21 @@ def visible_mask(
     is_causal: bool,
     window: int | None,
 ) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
-    """Return the mask of some queries and keys with causality and window folded in; None = all may attend to all.
+    """Return a mask of some queries and keys, combined with causality and window.
 
     Args:
-        mask: (batch, n_heads, query, key), for these queries and keys; None = hides nothing.
-        queries: Their positions in the text.
-        keys: Their positions in the text.
+        mask: For these queries and keys, (batch, n_heads, query, key); None = it hides no key.
+        queries: Positions of the queries in the text.
+        keys: Positions of the keys in the text.
         is_causal: As in an AttentionCall.
         window: As in an AttentionCall.
+
+    Returns:
+        True = may attend; None if every query may attend to every key.
     """
     if not is_causal and window is None:
         return mask
-    # (query, 1) against (key,): both conditions are (query, key).
+    # Compare (query, 1) with (key,): both conditions are (query, key), and `is_near` is (1, 1, query, key).
     queries = queries[:, None]
     is_near = torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=keys.device)
     if is_causal:
@@ -224,18 +233,20 @@ def visible_mask(
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
     """Return the `allowed` mask with its empty rows set to True, and which rows are empty, (batch, head, query, 1).
 
-    A row is empty if its query may attend to nothing. Over -inf alone softmax is 0 / 0, and zeroing the result still
-    sends NaN into the gradients. With all keys allowed it stays finite, forward and backward and in every fused kernel;
-    the caller then overwrites the result with zeros. None stands for a mask that hides nothing, and for no empty row.
+    A row of the mask is empty if its query may attend to no key. The softmax of such a row is 0 / 0 = NaN, and the NaN
+    reaches the gradients even if the result is then overwritten with zeros. If the row is set to True instead, softmax
+    and gradients stay finite, also in fused kernels, and the caller overwrites the result with zeros.
+
+    The first is None if the mask hides no key; the second is None if no row is empty.
     """
     mask = allowed(call)
     if mask is None:
         return None, None
     mask = mask.expand(-1, -1, -1, call.key.shape[2])
-    empty = ~mask.any(-1, keepdim=True)
-    if not empty.any():
+    is_empty_row = ~mask.any(-1, keepdim=True)
+    if not is_empty_row.any():
         return mask, None
-    return mask | empty, empty
+    return mask | is_empty_row, is_empty_row
 
 
 def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query key"]:
@@ -244,12 +255,11 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
         s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
         A_qk = exp(s_qk) / (exp(sink) + sum over allowed k' of exp(s_qk')),  0 where k is not allowed
 
-    Dot products and softmax are computed in float32 or better, under autocast too. Dropout and values do not enter.
-    Keys of grouped queries are not copied.
+    Dot products and softmax are computed in float32 or better, also under autocast. Dropout is not applied.
 
     Returns:
-        float64 for float64 queries, else float32; in [0, 1]. A row sums to 1; with sinks to less. A row that may attend
-        to nothing, or that is over no keys at all, is all zeros, never NaN, and sends zeros back in gradients.
+        float64 for float64 queries, else float32; in [0, 1]. A row sums to 1, with sinks to less. If a query may attend
+        to no key, or there are no keys, its row is zeros, never NaN, and so are its gradients.
 
     Source:
         Scaled dot-product attention: Vaswani et al. 2017, section 3.2.1. Grouped queries: Ainslie et al. 2023. Bias:
@@ -258,15 +268,15 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
     """
     batch, n_heads, n_queries, _ = call.query.shape
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    mask, empty = _allowed_without_empty_rows(call)
+    mask, is_empty_row = _allowed_without_empty_rows(call)
     with torch.autocast(call.query.device.type, enabled=False):
         # Scaled dot products, (batch, n_heads, query, key).
-        queries = _per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads)
+        queries = _join_heads_per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads)
         scores = queries @ call.key.to(dtype).mT
         scores = scores.reshape(batch, n_heads, n_queries, call.key.shape[2])
         if call.softcap is not None:
             scores = (scores / call.softcap).tanh() * call.softcap
-        # In place from here on, because maps take most of the memory; nothing else reads these scores.
+        # From here on scores are changed in place, because they take most of the memory.
         if call.bias is not None:
             scores += call.bias.to(dtype)
         if mask is not None:
@@ -274,22 +284,23 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
         # Softmax over keys.
         weights = scores.softmax(-1)
         if call.sinks is not None:
-            # exp(s) / (exp(sink) + sum exp(s')) = softmax(s) * sigmoid(logsumexp(s') - sink), which needs no copy of
-            # the scores with one more column.
+            # The softmax with a sink:
+            # exp(s) / (exp(sink) + sum exp(s')) = softmax(s) * sigmoid(logsumexp(s') - sink).
+            # The right side needs no copy of the scores with the sink as one more column.
             sinks = call.sinks.to(dtype)[:, None, None]
             weights = weights * (scores.logsumexp(-1, keepdim=True) - sinks).sigmoid()
-    return weights if empty is None else weights.masked_fill(empty, 0.0)
+    return weights if is_empty_row is None else weights.masked_fill(is_empty_row, 0.0)
 
 
 def attend_with_weights(
     call: AttentionCall,
 ) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query key"]]:
-    """Compute the output from the whole map, and return both.
+    """Compute the exact weights, and the output from them.
 
     Returns:
         The output sum over k of A_qk v_k, in the dtype of the values; and the weights of `attention_weights`. If
-        dropout_p > 0, the output is that of weights with dropout, but the weights come back without it. Rows that may
-        attend to nothing are zero in both.
+        dropout_p > 0, dropout is applied to the weights in the output, but not to those returned. Both are zeros for
+        queries that may attend to no key.
     """
     weights = attention_weights(call)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
@@ -302,15 +313,15 @@ def weighted_values(
     weights: Float[Tensor, "batch n_heads query key"],
     values: Float[Tensor, "batch n_kv_heads key width"],
 ) -> Float[Tensor, "batch n_heads query width"]:
-    """Return the product of weights and values, in the dtype of both; values of grouped queries are not repeated."""
-    products = _per_kv_head(weights, values.shape[1]) @ values
+    """Return sum over k of A_qk v_k, in the dtype of both. Grouped query heads share values, without a copy."""
+    products = _join_heads_per_kv_head(weights, values.shape[1]) @ values
     return products.reshape(*weights.shape[:3], values.shape[3])
 
 
 def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
-    """Return the attention of some query heads, in the order given, each with the key/value head that it reads."""
+    """Return a call of some query heads, in the order of `heads`, each with the key/value head that it reads."""
     chosen = list(heads)
-    # Query heads of one group read one key/value head.
+    # Consecutive query heads form a group, and the heads of a group share one key/value head.
     group_size = call.n_heads // call.n_kv_heads
     kv_heads = [head // group_size for head in chosen]
 
@@ -336,15 +347,15 @@ def select_rows(
     texts: slice,
     queries: Int[Tensor, " query"] | None = None,
 ) -> AttentionCall:
-    """Return the rows of some texts and queries as an attention of their own; its mask holds causality and window.
+    """Return a call of some texts and queries. Its mask includes causality and window, which depend on positions.
 
-    `queries` are their positions; None = all.
+    `queries` are positions in the text; None = all.
     """
     all_queries, keys = _positions(call)
     queries = all_queries if queries is None else queries.to(keys.device)
 
     def select(tensor: Tensor | None) -> Tensor | None:
-        """Return a mask or bias for these texts and queries; it may have size 1 along both axes."""
+        """Return a mask or bias for these texts and queries. An axis of size 1 is shared by all, and stays."""
         if tensor is None:
             return None
         tensor = tensor[texts] if tensor.shape[0] > 1 else tensor
@@ -362,37 +373,39 @@ def select_rows(
     )
 
 
-def finite_texts(call: AttentionCall) -> Bool[Tensor, " batch"]:
+def find_finite_texts(call: AttentionCall) -> Bool[Tensor, " batch"]:
     """Return which texts have only finite queries and keys, bool.
 
-    For the other texts the weights are NaN by definition. Their output may still be finite: torch's fused kernels give
-    such numbers (seen on the CPU, in every precision).
+    In the other texts the weights are NaN by definition. Their outputs cannot tell: torch's fused kernels may return
+    finite numbers there (observed on the CPU, in every precision).
     """
     return call.query.isfinite().flatten(1).all(1) & call.key.isfinite().flatten(1).all(1)
 
 
 def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend the fastest way: the default, where no probe reads the weights.
+    """Return the output the fastest way, without the weights. This is the default when no probe is set.
 
-    Takes torch's scaled_dot_product_attention if that can express the call (masks, causality, grouped queries, a bias
-    in the queries' own dtype), else the whole map (soft cap, sinks).
+    It uses torch's scaled_dot_product_attention if that can express the call. It can express masks, causality, grouped
+    queries, and a bias in the dtype of the queries. For a soft cap or sinks the dense weights are computed.
 
     Returns:
-        The output of `attend_with_weights` within rounding, in the dtype of the values. Rows that may attend to nothing
-        are zero, and send zeros back in gradients.
+        The output of `attend_with_weights` within rounding, in the dtype of the values. The output of a query that may
+        attend to no key is zeros, and so are its gradients.
     """
-    # The kernel would round a bias to the queries' dtype: finfo.min of float32 is -inf in float16.
+    # The kernel would round a bias to the queries' dtype, such as finfo.min of float32 to -inf of float16.
     would_round_bias = call.bias is not None and call.bias.dtype != call.query.dtype
     if call.softcap is not None or call.sinks is not None or would_round_bias:
         output, _ = attend_with_weights(call)
         return output
-    # The kernel knows causality as a flag, but not beside a mask or bias: then they have to express it.
+    # The kernel has a flag for causality, but does not accept it together with a mask. With a mask, bias or window,
+    # causality therefore becomes part of the mask.
     kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
     mask = None
-    empty = None
+    is_empty_row = None
     if not kernel_is_causal:
-        mask, empty = _allowed_without_empty_rows(call)
-    # The kernel takes a boolean mask, or numbers to add to the scores: a bias, -inf where the mask hides a key.
+        mask, is_empty_row = _allowed_without_empty_rows(call)
+    # The kernel has one argument for mask and bias: booleans, or numbers that are added to the scores. A bias with a
+    # mask is passed as numbers, with -inf where the mask hides a key.
     if call.bias is not None:
         mask = call.bias if mask is None else torch.where(mask, call.bias, -math.inf)
         mask = mask.expand(-1, -1, call.query.shape[2], call.key.shape[2])
@@ -406,14 +419,14 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
         scale=call.scale,
         enable_gqa=call.n_kv_heads != call.n_heads,
     )
-    return output if empty is None else output.masked_fill(empty, 0.0)
+    return output if is_empty_row is None else output.masked_fill(is_empty_row, 0.0)
 
 
-def _per_kv_head(rows: Tensor, n_kv_heads: int) -> Tensor:
-    """Lay the rows of the query heads that share a key/value head end to end, for one matrix product.
+def _join_heads_per_kv_head(rows: Tensor, n_kv_heads: int) -> Tensor:
+    """Join the rows of the query heads that share a key/value head, so that one matrix product serves them all.
 
-    (batch, n_heads, query, width) becomes (batch, n_kv_heads, n_heads / n_kv_heads * query, width). Broadcasting over
-    an axis of groups instead would make matmul copy the keys.
+    (batch, n_heads, query, width) becomes (batch, n_kv_heads, n_heads / n_kv_heads * query, width). With an axis of
+    groups instead, matmul would broadcast the keys, and copy them.
     """
     batch, n_heads, n_queries, width = rows.shape
     return rows.reshape(batch, n_kv_heads, n_heads // n_kv_heads * n_queries, width)

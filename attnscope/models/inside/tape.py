@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from attnscope.core.attention.probes import LayerKey
-from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, finite_texts
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, find_finite_texts
 from attnscope.models.locks import lock_model
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ResumableRun:
             layer_key = (call.kind, call.layer)
             if self._tape.current is not None:
                 self._block_of[layer_key] = self._tape.current
-            self.are_finite.setdefault(call.kind, {})[call.layer] = finite_texts(call)
+            self.are_finite.setdefault(call.kind, {})[call.layer] = find_finite_texts(call)
             # A network may write into its queries, keys and values later.
             copies: Any = {name: getattr(call, name).clone() for name in ("query", "key", "value")}
             self.calls[layer_key] = replace(call, **copies)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import LayerKey
-from attnscope.core.attention.seam import AttentionCall, Kind, attend, finite_texts
+from attnscope.core.attention.seam import AttentionCall, Kind, attend, find_finite_texts
 from attnscope.core.interventions import ActivationRecorder, GradientLeaves, HeadPatcher, Patch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import CopyFilter, TextBlock, distinct
@@ -214,7 +214,7 @@ class MeanOutputs(RowMeasurer):
             dtype = sum_dtype(outputs.device)
             sums = outputs.sum(2, dtype=dtype).flatten(1)
             # Fused kernels may return finite outputs for queries or keys that are NaN, so mark these rows.
-            sums[~finite_texts(call)] = torch.nan
+            sums[~find_finite_texts(call)] = torch.nan
             n_queries = query_mask.sum(1, keepdim=True).to(sums)
             sums_and_counts = torch.stack([sums, n_queries.expand_as(sums)], 1)
             by_layer_key.append(sums_and_counts.cpu())

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from attnscope.core.attention.row_samples import read_rows as attention_rows
+from attnscope.core.attention.row_samples import read_text_rows as attention_rows
 from attnscope.core.lifts import keep_rows
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core.distance import divergence_sums
+from attnscope.core.distance import sum_divergences
 from attnscope.core.lifts import ItemSums, Lifts, even_weights, offset_masses
 from attnscope.core.sampled_rows import Floats, Integers
 from attnscope.questions.atlas import MAX_PROFILE_OFFSET, N_OFFSETS
@@ -229,7 +229,7 @@ class KindTables:
 
     def compare(self, rows: Tensor) -> None:
         """Add the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
-        divergences = divergence_sums("hellinger", rows)
+        divergences = sum_divergences("hellinger", rows)
         self._divergences += divergences.sums.numpy()
         self._compared += divergences.counts.numpy()
 

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.choice import Choice, ChosenHeads
-from attnscope.core.attention.row_samples import read_rows
+from attnscope.core.attention.row_samples import read_text_rows
 from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.core.distance import (
-    LARGEST,
+    MAX_DIVERGENCE,
     Floats,
-    best_matching,
     classical_mds,
     cluster_heads,
-    divergence_sums,
+    match_heads,
+    sum_divergences,
 )
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
@@ -130,7 +130,7 @@ def compare_models(
     """
     result = _measure((model, other), corpus, options, report, workers)
     # The head of the other model that each head is matched with, (head,); -1 = none.
-    heads, other_heads = best_matching(result.distance()).T
+    heads, other_heads = match_heads(result.distance()).T
     match = np.full(len(result.table("heads")), -1)
     match[heads] = other_heads
     return replace(result, grids={**result.grids, f"match:{result.distance_name}": match})
@@ -219,7 +219,7 @@ def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[s
     Returns:
         Arrays (head, head) by name; the ends of intervals are NaN for fewer than 2 texts.
     """
-    ends = np.clip(divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
+    ends = np.clip(divergences.interval(), 0.0, MAX_DIVERGENCE[options.measure])  # type: ignore[index]
     low, high = np.sqrt(ends)
     name = options.distance
     return {
@@ -355,7 +355,7 @@ class PairMeasurer(Measurer[PairPart]):
             if self._options.hide_special:
                 rows_shown = is_shown[queries]
                 weights = [renormalise(rows[:, rows_shown][:, :, is_shown]) for rows in weights]
-            total += np.stack(divergence_sums(self._options.measure, *weights))  # type: ignore[arg-type]  # one of MEASURES
+            total += np.stack(sum_divergences(self._options.measure, *weights))  # type: ignore[arg-type]  # one of MEASURES
         return total
 
 
@@ -386,7 +386,7 @@ class _Attention:
         """Return the weights of some queries of a text, given by its row in the batch, (head, query, key)."""
         by_layer = []
         for _, attention in self._layers:
-            weights, _ = read_rows(attention, self.kind, row, queries, n_keys)
+            weights, _ = read_text_rows(attention, self.kind, row, queries, n_keys)
             by_layer.append(weights)
         return torch.cat(by_layer).numpy()[self._indices]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from attnscope.choice import Choice
 from attnscope.core.attention.calls import single_head
 from attnscope.core.attention.seam import attention_weights
-from attnscope.core.distance import Floats, Measure, divergence_sums, row_divergences
+from attnscope.core.distance import Divergence, Floats, compute_row_divergences, sum_divergences
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
 from attnscope.errors import AttnscopeError, UsageError
@@ -73,7 +73,7 @@ def compare_heads(
 
     # The distances of the heads; one text gives no intervals.
     divergences = RunningSums((len(picked), len(picked)))
-    divergences.add(*divergence_sums(cast(Measure, options.measure), weights))
+    divergences.add(*sum_divergences(cast(Divergence, options.measure), weights))
     arrays |= distance_arrays(divergences, options)
     tables = {"heads": heads_table(model, picked), "tokens:first": make_tokens_table(attention.queries)}
     facts = {"compared": "picked", "distances": [options.distance], "single_note": note}
@@ -139,7 +139,7 @@ def compare_texts(
         is_part_of = np.repeat(np.eye(len(lengths)), lengths[:, side], axis=0)
         aligned_rows.append(side_weights[:, aligned[:, side]].astype(np.float64) @ is_part_of)
     # (head, pair)
-    divergences = row_divergences(cast(Measure, options.measure), *aligned_rows)
+    divergences = compute_row_divergences(cast(Divergence, options.measure), *aligned_rows)
     # Mark the pairs that the query names.
     is_named = np.zeros(len(aligned), np.bool_)
     notes = [*first_reading.notes, *second_reading.notes]

@@ -42,7 +42,7 @@ from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import special_ids
 
 if TYPE_CHECKING:
-    from attnscope.core.attention.row_samples import SampledRows
+    from attnscope.core.attention.row_samples import TextRows
 
 QUERIES_A_TEXT = 8
 """If the sample is too large, texts are left out until each can have this many queries; only then it has fewer."""
@@ -92,7 +92,7 @@ class SampledText:
     queries: Integers
     fits: bool = False
     target: Tokens | None = None
-    rows: dict[str, SampledRows] = field(default_factory=dict)
+    rows: dict[str, TextRows] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[int, int]:

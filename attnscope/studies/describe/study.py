@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core import descriptions, directions
-from attnscope.core.descriptions import Description, row_losses, score, score_of_texts
+from attnscope.core.descriptions import Description, compute_row_losses, score_description, score_texts
 from attnscope.core.sampled_rows import Floats, RowSample
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import EVEN_NATS
@@ -171,7 +171,7 @@ def fit_group(group: HeadGroup, sample: Sequence[SampledText], options: Describe
 
     # Fit columns to each head: further features, of the types of token that it attends to.
     candidates = _distinct_features(group)
-    columns = directions.find_columns(fitted, group.offsets, _columns_of_types(group, fitted))
+    columns = directions.fit_features(fitted, group.offsets, _columns_of_types(group, fitted))
     for rows in (group.active, fitted, scored):
         rows.give_columns(columns)
 
@@ -186,9 +186,9 @@ def fit_group(group: HeadGroup, sample: Sequence[SampledText], options: Describe
         fitted=fitted,
         scored=scored,
         scored_sinks=group.sinks.of_texts(scored_texts),
-        active=descriptions.describe(fitted, ranks, options.max_terms, candidates, MAX_OWN_TERMS),
-        other_half=descriptions.describe(scored, ranks, 1, candidates, MAX_OWN_TERMS),
-        sinks=descriptions.describe(fitted_sinks, sink_ranks, MAX_SINK_TERMS, single_sinks),
+        active=descriptions.find_terms(fitted, ranks, options.max_terms, candidates, MAX_OWN_TERMS),
+        other_half=descriptions.find_terms(scored, ranks, 1, candidates, MAX_OWN_TERMS),
+        sinks=descriptions.find_terms(fitted_sinks, sink_ranks, MAX_SINK_TERMS, single_sinks),
         is_fitted=is_fitted[group.active.texts],
     )
 
@@ -240,7 +240,7 @@ def whole_losses(fit: FittedGroup, head: int) -> Floats:
     on_free_keys[:, fit.group.sink_rows] = rows.mass[:, head] * [losses, rows.uniform_nats[:, head]]
     # Add the first, for the scored rows.
     sinks = fit.scored_sinks
-    on_sinks = [row_losses(sinks, head, fit.sinks[head]), sinks.uniform_nats[:, head]]
+    on_sinks = [compute_row_losses(sinks, head, fit.sinks[head]), sinks.uniform_nats[:, head]]
     return on_free_keys[:, sinks.index] + on_sinks
 
 
@@ -255,7 +255,7 @@ def active_losses(fit: FittedGroup, head: int) -> tuple[Floats, bool]:
     rows = fit.group.active
     ordinary = fit.group.ordinary
     nats = rows.uniform_nats[:, head]
-    losses = row_losses(rows, head, fit.active[head])
+    losses = compute_row_losses(rows, head, fit.active[head])
     excess = rows.mass[:, head] * (losses - nats)
     if excess[~ordinary & fit.is_fitted].sum() > 0:
         return np.where(ordinary, losses, nats), False
@@ -276,7 +276,7 @@ def _describe_head(
 ) -> HeadLine:
     """Return the line of a head, given by its number in the group."""
     # The score of both parts together.
-    whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, head))
+    whole = score_texts(fit.scored_sinks.texts, *whole_losses(fit, head))
     line: HeadLine = {
         **_NO_TEXTS,
         "place": (fit.group.kind, *fit.group.heads[head]),
@@ -290,7 +290,7 @@ def _describe_head(
     words = HeadWords(fit.group, fit.fitted, kinds, head)
     description = fit.active[head]
     rows = fit.scored
-    active, losses = score(rows, head, description)
+    active, losses = score_description(rows, head, description)
     mass = rows.mass[:, head]
     active_share = float(rows.text_weights @ mass)
     terms = _terms_rows("attends", description, rows, fit.group.features, words)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from attnscope.core.catalogue import MEASURES, PairMeasure
 from attnscope.core.intervals import (
     DEPENDENCE,
-    END,
-    RARELY,
+    TAIL_PROBABILITY,
+    UNSEEN_TAIL_PROBABILITY,
     TextSums,
     allow_for_unseen,
     allow_share_for_unseen,
@@ -66,7 +66,9 @@ With the `DEPENDENCE` of other measures, the coverage of 95% intervals would be 
 _SOME_QUERY_MEASURES = tuple(
     name
     for name, measure in MEASURES.items()
-    if isinstance(measure.family, PairMeasure) and measure.family.is_set and not measure.family.offsets
+    if isinstance(measure.family, PairMeasure)
+    and measure.family.is_indicator
+    and not measure.family.offsets
 )
 """Measures of attention to a set of keys that depends on the query, such as earlier copies of the query's token. Only
 queries with at least one key in their set count.
@@ -190,7 +192,7 @@ def _unseen_weights(
     The worst case is an unseen text with all of its attention outside sinks. If the head attends mostly to sinks in
     other texts, the unseen text weighs more than they do in `_active` measures.
     """
-    unseen_texts = unseen_share(independent_units(sample, kinds.dependence, units), END)
+    unseen_texts = unseen_share(independent_units(sample, kinds.dependence, units), TAIL_PROBABILITY)
     unseen_weight = unseen_texts.copy()
     active_share = np.ones_like(unseen_texts)
     for column, name in enumerate(names):
@@ -209,7 +211,9 @@ def _weight_of_full_texts(sample: TextSums) -> Floats:
     column = sample.total.argmax(-1, keepdims=True)
     n_queries = np.take_along_axis(sample.total, column, -1)
     n_texts = np.take_along_axis(sample.n_texts, column, -1)
-    return weight_of_unseen(unseen_share(n_texts, RARELY), divide(sample.total, n_queries))
+    return weight_of_unseen(
+        unseen_share(n_texts, UNSEEN_TAIL_PROBABILITY), divide(sample.total, n_queries)
+    )
 
 
 def _unseen_range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from attnscope.core.catalogue import unit_queries
+from attnscope.core.catalogue import queries_per_unit
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import TOKEN_BUDGET, Chunk, TextBlock, block_batches
 from attnscope.models.model import Model
@@ -33,7 +33,7 @@ from attnscope.studies.run import Measurer, PartialSums
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention.row_samples import SampledRows
+    from attnscope.core.attention.row_samples import TextRows
     from attnscope.core.catalogue import MeasureSums
     from attnscope.core.facts import TextFacts
 
@@ -115,7 +115,7 @@ class HeadSums(PartialSums):
 
     Units of evidence: intervals and tests count independent units. If each text were one unit, a long text would count
     as a single piece of evidence, however much it shows. So each chunk is a unit, and a long chunk is cut into several
-    units, each a run of its queries (`unit_queries`). Units of one text depend little on each other (the block
+    units, each a run of its queries (`queries_per_unit`). Units of one text depend little on each other (the block
     bootstrap: Künsch 1989, Annals of Statistics 17; Politis & Romano 1994, JASA 89).
 
     All texts weigh the same: the sums and counts of a text of n queries are divided by n. After a chunk on which the
@@ -128,7 +128,7 @@ class HeadSums(PartialSums):
     """
 
     sums_by_kind: dict[str, KindSums] = field(default_factory=dict)
-    rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
+    rows: dict[ChunkKey, dict[str, TextRows]] = field(default_factory=dict)
 
 
 def stack_layers(by_layer: Mapping[int, MeasureSums], name: str) -> Floats:
@@ -246,7 +246,7 @@ class BatchResult(NamedTuple):
 
     sums: Mapping[str, Mapping[int, MeasureSums]]
     hits: Mapping[str, Floats]
-    rows: Sequence[dict[str, SampledRows]]
+    rows: Sequence[dict[str, TextRows]]
 
 
 class HeadMeasurer(Measurer[HeadSums]):
@@ -275,7 +275,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         sampled: Mapping[ChunkKey, Numbers] | None = None,
         seed: int | None = None,
     ) -> None:
-        from attnscope.core.attention.tiles import Buffers
+        from attnscope.core.attention.tiles import TileBuffers
 
         super().__init__(model.tokenizer)
         if seed is not None:
@@ -292,7 +292,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         self._blocks = model.blocks()
 
         # Memory for temporary results, which all batches use again.
-        self._buffers = Buffers()
+        self._buffers = TileBuffers()
 
     def start(self, block: TextBlock) -> HeadSums:
         """Return the sums of a block of which nothing is measured yet."""
@@ -322,7 +322,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             # (measure, unit, head) → (unit, measure, head)
             by_unit[kind] = {layer: measured.sum.swapaxes(0, 1) for layer, measured in by_layer.items()}
         max_tokens = max(map(len, batch))
-        n_units = math.ceil(max_tokens / unit_queries(max_tokens))
+        n_units = math.ceil(max_tokens / queries_per_unit(max_tokens))
         for unit, origin in find_broken_rows(by_unit).items():
             part.broken.setdefault(batch[unit // n_units].text_index, origin)
         is_intact = np.array([chunk.text_index not in part.broken for chunk in batch])  # (chunk,)
@@ -373,7 +373,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         import torch
 
         from attnscope.core.attention.probes import WeightsRecorder
-        from attnscope.core.attention.row_samples import RowSamples
+        from attnscope.core.attention.row_samples import RowRecorder
         from attnscope.core.measures import HeadMeasures, measures_of_weights
         from attnscope.models.inside.projections import watch_norms
 
@@ -413,8 +413,8 @@ class HeadMeasurer(Measurer[HeadSums]):
                 # Record the dense weights of all layers, then sample and measure them.
                 recorder = WeightsRecorder()
                 self._model.run(inputs, recorder)
-                sampler = RowSamples(samples)
-                sampler.keep_all(recorder.maps)
+                sampler = RowRecorder(samples)
+                sampler.keep_maps(recorder.maps)
                 for kind, by_layer in recorder.maps.items():
                     # Cross-attention has its keys in the source and its queries in the target.
                     kind_facts = (source_facts, target_facts) if kind == "cross" else (facts[kind], None)
@@ -427,7 +427,7 @@ class HeadMeasurer(Measurer[HeadSums]):
                 # states that each layer reads: `watch_norms` records them.
                 with watch_norms(self._blocks) as norms:
                     probe = HeadMeasures(source_facts, target_facts, buffers=self._buffers, norms=norms)
-                    sampler = RowSamples(samples, probe)
+                    sampler = RowRecorder(samples, probe)
                     self._model.run(inputs, sampler)
                 sums |= probe.sums
         return BatchResult(sums, hits, sampler.rows)
@@ -481,7 +481,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             rarest=tensor(is_rarest),
             context=context,
             # Sets of tokens that plugins add: name -> function that finds the tokens in a text.
-            added={name: mark(find_tokens) for name, find_tokens in load_token_sets().items()},
+            plugin_sets={name: mark(find_tokens) for name, find_tokens in load_token_sets().items()},
         )
 
 

@@ -365,7 +365,7 @@ def pool_maps(model: Model, reading: Reading, chosen: ChosenHeads, cells: int) -
                 **arrays,
                 query_cell=grid.query_cell,
                 key_cell=grid.key_cell,
-                far_tokens=-1 if grid.far is None else grid.far,
+                far_tokens=-1 if grid.far_tokens is None else grid.far_tokens,
             )
         )
     return PooledHeatmap(text=whole.text, maps=tuple(maps), run=whole.run, picked=whole.picked)
@@ -387,7 +387,7 @@ def _grid(attention: AttentionMap, cells: int) -> PoolingGrid:
         query_cell=query_cell,
         key_cell=key_cell,
         n_links=N_LINKS,
-        far=None if attention.kind == "cross" else max(key_cell, MIN_FAR),
-        no_query=torch.from_numpy(attention.queries.special.copy()),
-        no_key=torch.from_numpy(skipped_keys),
+        far_tokens=None if attention.kind == "cross" else max(key_cell, MIN_FAR),
+        is_excluded_query=torch.from_numpy(attention.queries.special.copy()),
+        is_excluded_key=torch.from_numpy(skipped_keys),
     )

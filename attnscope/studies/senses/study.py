@@ -321,7 +321,7 @@ class _Recordings(_Sense):
 
     def measure(self, batch: Sequence[_Input]) -> _Measured:
         """Measure the heads on a recording; on one without a written token, no layer is measured."""
-        from attnscope.core.attention.probes import HeadRecorder, key_sums
+        from attnscope.core.attention.probes import HeadRecorder, sum_over_keys
 
         reading = read(self.model, Speech(batch[0].content, batch[0].text))
         sound = reading.sound
@@ -338,7 +338,7 @@ class _Recordings(_Sense):
         n_frames = len(sound.envelope)
         times = (np.arange(n_frames) + 0.5 - n_frames / 2) * sound.seconds_per_frame
         factors = np.stack([np.ones(n_frames), times], 1)
-        probe = HeadRecorder(lambda call: key_sums(call, factors), kinds=[self.kind])
+        probe = HeadRecorder(lambda call: sum_over_keys(call, factors), kinds=[self.kind])
         run_probe(self.model, reading, probe)
         # Under uniform attention all tokens listen at one time, and `sound` is the share of frames with sound.
         uniform = np.array([0.0, n_frames / round(sound.window_seconds / sound.seconds_per_frame)])
