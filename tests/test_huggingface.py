@@ -16,7 +16,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import seam
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
+from attnscope.models.hf.seam import LIKE_EAGER, LIKE_SDPA, split_mask_and_bias
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
@@ -422,7 +422,7 @@ def test_masks_of_floats_are_taken_apart(dtype):
     added = torch.tensor([[0.0, least, -torch.inf, 1.5], [0.0, least + 20, 0.0, -3.0]], dtype=dtype)[
         None, None
     ]
-    mask, bias = mask_and_bias(added, dtype)
+    mask, bias = split_mask_and_bias(added, dtype)
     assert mask[0, 0].tolist() == [[True, False, False, True], [True, False, True, True]]
     assert bias[0, 0].tolist() == [[0, 0, 0, 1.5], [0, 0, 0, -3.0]]
 

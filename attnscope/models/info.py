@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_WEIGHTS_ALONE = "its own modules compute attention, and give its weights alone"
+_WEIGHTS_ONLY_REASON = "its own modules compute attention, and give its weights alone"
 """Why models without a seam (BLOOM, MPT, GPT-J, Falcon, DeBERTa) do not show queries, keys or outputs."""
 
-_ENGINES = {
+_ENGINE_NAMES = {
     "native": "attnscope's own",
     "hf": "transformers",
     "numpy": "attnscope's own, without torch",
@@ -29,10 +29,10 @@ _ENGINES = {
 _UNUSED_BY_NUMPY = ("torch", "transformers")
 """Libraries that the engine "numpy" does without."""
 
-_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+_VERSIONED_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 """The libraries whose versions numbers depend on."""
 
-_FACTS = (
+_RUN_FACTS = (
     "source",
     "sha256",
     "architecture",
@@ -130,7 +130,7 @@ class ModelInfo:
     def listing(self, tokenizer_name: str) -> list[tuple[str, str]]:
         """Return the facts of the model as (name, value), worded for people."""
 
-        def by_kind(counts: tuple[int, ...]) -> str:
+        def format_counts(counts: tuple[int, ...]) -> str:
             """Return the count for each kind of attention: "6", or "encoder 6, decoder 6, cross 6"."""
             if len(self.kinds) == 1:
                 return str(counts[0])
@@ -150,20 +150,20 @@ class ModelInfo:
             checked += "(of texts: short ones and a longer one)"
             if self.remembered:
                 checked += f"; checked on {self.remembered}, and remembered since"
-        engine = _ENGINES.get(self.engine, self.engine)
+        engine = _ENGINE_NAMES.get(self.engine, self.engine)
         not_for = ""
         if self.path != "seam":
             engine += ", weights from eager attention"
-            not_for = f"why, ablate, patch, prune and weights: {_WEIGHTS_ALONE}"
+            not_for = f"why, ablate, patch, prune and weights: {_WEIGHTS_ONLY_REASON}"
         # Rows without a value are left out.
         rows = [
             ("model", self.name),
             ("source", self.source),
             ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
             ("engine", engine),
-            ("layers", by_kind(self.n_layers)),
-            ("heads", by_kind(self.n_heads)),
-            ("key/value heads", by_kind(self.n_kv_heads)),
+            ("layers", format_counts(self.n_layers)),
+            ("heads", format_counts(self.n_heads)),
+            ("key/value heads", format_counts(self.n_kv_heads)),
             ("width", str(self.d_model)),
             ("parameters", parameters),
             ("head for a task", self.head),
@@ -185,7 +185,7 @@ def run_facts(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
     Its notes are those of the model, then `notes`. Its seed is None: a study that draws at random sets it.
     """
     facts = info.as_json()
-    run = {"model": info.name} | {name: facts[name] for name in _FACTS}
+    run = {"model": info.name} | {name: facts[name] for name in _RUN_FACTS}
     # These fields have one number for each kind of attention.
     for name in ("n_layers", "n_heads", "n_kv_heads"):
         run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))
@@ -203,18 +203,20 @@ def run_facts(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the versions that numbers depend on, by name: attnscope's, Python's and those of `_LIBRARIES`."""
-    own = {"attnscope": VERSION, "python": platform.python_version()}
-    return own | {name: version(name) for name in _LIBRARIES}
+    """Return the versions that numbers depend on, by name: attnscope's, Python's and those of `_VERSIONED_LIBRARIES`."""
+    own_versions = {"attnscope": VERSION, "python": platform.python_version()}
+    return own_versions | {name: version(name) for name in _VERSIONED_LIBRARIES}
 
 
-def require_seam(info: ModelInfo, hidden: str) -> None:
-    """Raise AttnscopeError for a model that shows attention weights alone; `hidden` says what it cannot show."""
+def require_seam(info: ModelInfo, missing_quantity: str) -> None:
+    """Raise AttnscopeError for a model that shows attention weights alone; `missing_quantity` says what it cannot show."""
     if info.engine == "numpy":
-        raise AttnscopeError(f"{info.name} (engine numpy) does not show {hidden}", "leave out --engine")
+        raise AttnscopeError(
+            f"{info.name} (engine numpy) does not show {missing_quantity}", "leave out --engine"
+        )
     if info.path != "seam":
         raise AttnscopeError(
-            f"{info.name} ({info.architecture}) does not show {hidden}: {_WEIGHTS_ALONE}",
+            f"{info.name} ({info.architecture}) does not show {missing_quantity}: {_WEIGHTS_ONLY_REASON}",
             "its weights can be seen: attnscope heatmap",
         )
 

@@ -166,7 +166,7 @@ def _build(
     # The survey of a model from files may be remembered from an earlier load.
     memory = None
     if survey is None and raw.hashes is not None:
-        memory = SurveyCache(raw.model, base, raw.hashes, again=raw.again)
+        memory = SurveyCache(raw.model, base, raw.hashes, recheck=raw.recheck)
         survey = memory.survey(lambda: survey_attention(base, check=check))
     survey = survey or survey_attention(base, check=check)
     return HuggingFaceModel(raw, base, survey, open_image_model, open_image_text_model, memory)

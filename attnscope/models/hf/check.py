@@ -57,8 +57,8 @@ from attnscope.models.hf.examples import (
     real_tokens,
 )
 from attnscope.models.hf.parts import count_tokens, hidden_states, max_tokens, standing_arguments
-from attnscope.models.hf.seam import SeenAttention, run_with_probe, trace_attention
-from attnscope.models.hf.survey import AttentionSurvey, UnclearError, hides_later, read_survey
+from attnscope.models.hf.seam import TracedAttention, run_with_probe, trace_attention
+from attnscope.models.hf.survey import AttentionSurvey, UnclearError, has_causal_weights, read_survey
 
 PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
 """The note where padding changes what a text gets, as with convolutions that reach beyond its end."""
@@ -75,7 +75,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Attention
         AttnscopeError: Neither path shows it truly.
     """
     padded, alone = examples(model)
-    seen: Sequence[SeenAttention] = ()
+    seen: Sequence[TracedAttention] = ()
     with torch.no_grad():
         try:
             # The seam path: read the layers off the calls, then compare them with eager.
@@ -98,7 +98,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Attention
 
 def _rehearse(
     model: PreTrainedModel, padded: Inputs, alone: Inputs
-) -> tuple[Any, Sequence[SeenAttention]]:
+) -> tuple[Any, Sequence[TracedAttention]]:
     """Run a model on the text alone through the seam; raise UnclearError where the seam refuses how it attends."""
     try:
         return _with_hidden_states(padded, alone, lambda: trace_attention(model, alone))
@@ -148,7 +148,7 @@ def _check_seam(
             # (1, head, query, key).
             weights = [attention.weights[:1] for attention in seen]
             is_causal = "decoder" in survey.layers
-            if not model.config.is_encoder_decoder and is_causal != hides_later(weights):
+            if not model.config.is_encoder_decoder and is_causal != has_causal_weights(weights):
                 raise AttnscopeError(
                     f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not "
                     "where one is padded",
@@ -250,7 +250,7 @@ def takes_light_masks(model: PreTrainedModel, survey: AttentionSurvey) -> bool:
     try:
         with torch.no_grad():
             # Light masks from 1 key on, that is, for all lengths.
-            light = states_of(run_with_probe(model, padded, survey.plan, attend, light_from=1))
+            light = states_of(run_with_probe(model, padded, survey.plan, attend, min_light_keys=1))
             written_out = states_of(run_with_probe(model, padded, survey.plan, attend))
         compare(model, survey, padded, light, written_out)
     except Exception:  # a model may fail in any way on a mask of another shape
@@ -270,7 +270,9 @@ def compare_on(
         return
     inputs = {**standing_arguments(model), **survey.extras, **inputs}
     with torch.no_grad():
-        ours = run_with_probe(model, inputs, survey.plan, probe, through=survey.through, beside=True)
+        ours = run_with_probe(
+            model, inputs, survey.plan, probe, run_forward=survey.run_forward, has_unplanned_modules=True
+        )
         theirs = run_unchanged(model, inputs)
     compare(model, survey, inputs, _logits_or_states(ours), _logits_or_states(theirs))
 
@@ -399,7 +401,7 @@ def _exact_outcome(
 
     Empty if the seam differs from it, if the copy does not run, or if there is no memory for it.
     """
-    if survey.beside:
+    if survey.has_unplanned_modules:
         return {}  # `survey.through` would run the model itself in the copy's place, which proves nothing
     inputs = tree_map(_widen, dict(inputs))
     try:
@@ -436,7 +438,7 @@ def _widen(value: Any) -> Any:
 # Outcomes ---------------------------------------------------------------------------------------------------------
 
 
-def _outcome(survey: AttentionSurvey, output: Any, seen: Sequence[SeenAttention]) -> Outcome:
+def _outcome(survey: AttentionSurvey, output: Any, seen: Sequence[TracedAttention]) -> Outcome:
     """Return the hidden states and weights of attentions in the order of the survey."""
     n_calls = len(survey.order)
     if len(seen) != n_calls:
@@ -457,7 +459,7 @@ def _at_seam(
     if with_maps:
         return _outcome(survey, *trace_attention(model, inputs))
     # Without a plan all attention is "beside" it: computed at the seam, and never kept.
-    return states_of(run_with_probe(model, inputs, {}, attend, beside=True))
+    return states_of(run_with_probe(model, inputs, {}, attend, has_unplanned_modules=True))
 
 
 def _by_eager(

@@ -18,8 +18,8 @@ from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import real_tokens
 from attnscope.models.hf.parts import as_list, hidden_states
-from attnscope.models.hf.seam import SeenAttention, use_attention
-from attnscope.models.hf.survey import KINDS, AttentionSurvey, UnclearError, listed_layers
+from attnscope.models.hf.seam import TracedAttention, use_attention
+from attnscope.models.hf.survey import KINDS, AttentionSurvey, UnclearError, list_attention_layers
 
 Maps = dict[Kind, list[Tensor]]
 """Attention weights by kind: a tensor (batch, head, query, key) for each layer, in the order of computation."""
@@ -133,7 +133,9 @@ def eager_outcome(
         if not weights_of_layers and n_layers == len(layers):
             continue
         # MiniMax returns a tensor for each layer, also for those of linear attention.
-        if len(weights_of_layers) == n_layers and layers == listed_layers(model.config, n_layers):
+        if len(weights_of_layers) == n_layers and layers == list_attention_layers(
+            model.config, n_layers
+        ):
             weights_of_layers = [weights_of_layers[layer] for layer in layers]
         if len(weights_of_layers) != len(layers):
             raise UnclearError(
@@ -149,7 +151,7 @@ def eager_outcome(
 
 def checked_weights(
     model: PreTrainedModel, inputs: Mapping[str, Any]
-) -> tuple[Any, list[SeenAttention]]:
+) -> tuple[Any, list[TracedAttention]]:
     """Return the output and the weights of a model's own eager attention, once the weights have been checked.
 
     Raises:
@@ -183,7 +185,7 @@ def checked_weights(
                 raise UnclearError(
                     f"its own {kind} layer {layer} holds numbers that are no softmax weights"
                 )
-    return output, [SeenAttention(weights) for weights in itertools.chain(*maps.values())]
+    return output, [TracedAttention(weights) for weights in itertools.chain(*maps.values())]
 
 
 def run_for_weights(

@@ -130,7 +130,7 @@ def run_with_logits(
     plan: Plan,
     probe: Probe,
     *,
-    light_from: int | None = None,
+    min_light_keys: int | None = None,
     last: int | None = None,
 ) -> Outputs:
     """Run a model with its head on top; return its last hidden states, and the logits of each token or text.
@@ -141,7 +141,7 @@ def run_with_logits(
         inputs: The arguments of its forward.
         plan: Which call of which module is which layer, as in `seam.perform`.
         probe: What computes attention at the seam.
-        light_from: How many keys masks must have to leave out their causal part, as in `seam.perform`; None = never.
+        min_light_keys: A mask with at least this many keys is a light mask, see `seam.run_with_probe`; None = none is.
         last: How many tokens at the end have logits; None = all.
 
     Raises:
@@ -162,7 +162,7 @@ def run_with_logits(
         with hooks(watched, lambda module, args, output: base_outputs.append(output)):
             return model(**arguments)
 
-    output = run_with_probe(base, arguments, plan, probe, light_from, through=run_model)
+    output = run_with_probe(base, arguments, plan, probe, min_light_keys, run_forward=run_model)
     hidden = hidden_states(base_outputs[-1]) if base_outputs else None
     logits = getattr(output, "logits", None)
     if hidden is not None and isinstance(logits, Tensor):

@@ -110,7 +110,7 @@ def load_huggingface(
             processor=processor,
             adapter=adapter,
             hashes=hashes,
-            again=check is True,
+            recheck=check is True,
         )
         return assemble(raw, check=check is not False)
 

@@ -78,7 +78,7 @@ class RawModel:
         processor: Turns pictures or sound into the model's inputs; None where there is none.
         adapter: The adapter that is part of it.
         hashes: Hashes of its files, under which the result of the self-check is stored; None = it is not stored.
-        again: Whether to run the self-check even if a result is stored.
+        recheck: Whether to run the self-check even if a result is stored.
     """
 
     model: PreTrainedModel
@@ -90,7 +90,7 @@ class RawModel:
     processor: Any = None
     adapter: Adapter = Adapter()
     hashes: Mapping[str, str] | None = None
-    again: bool = False
+    recheck: bool = False
 
 
 class HuggingFaceModel(Model):
@@ -136,8 +136,8 @@ class HuggingFaceModel(Model):
         self.is_spread = is_spread(base)
         self.vocabulary = raw.tokenizer
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = raw.tokenizer
-        # `beside`: a vision tower attends too, unseen, as a picture is read with the words.
-        if survey.beside and not isinstance(raw.tokenizer, WordlessTokenizer):
+        # `has_unplanned_modules`: a vision tower attends too, unseen, as a picture is read with the words.
+        if survey.has_unplanned_modules and not isinstance(raw.tokenizer, WordlessTokenizer):
             hint = "give it one: --image photo.jpg"
             self.tokenizer = WordlessTokenizer(f"{raw.name} reads words beside a picture alone", hint)
         self._processor = raw.processor
@@ -165,7 +165,7 @@ class HuggingFaceModel(Model):
         if self._open_image_text_model is not None:
             return self._open_image_text_model().image_text_reader
         # Words that attend across to a picture (Mllama), or a picture among the tokens of the text (LLaVA).
-        reader = cross_reader(self.base) if self.survey.beside else None
+        reader = cross_reader(self.base) if self.survey.has_unplanned_modules else None
         if reader is not None:
             return reader(self, self._processor)
         if self.text_generator is not None and reads_pictures_in_text(self.base):
@@ -273,9 +273,9 @@ class HuggingFaceModel(Model):
                 output = run_for_weights(self.base, inputs, survey, self.info.name, probe)
             elif logits and self.loss is not None:
                 # Texts of which all tokens have logits are short enough for masks that are written out.
-                light_from = None if last is None else self._light_from(inputs)
+                min_light_keys = None if last is None else self._min_light_keys(inputs)
                 return run_with_logits(
-                    self.model, self.base, inputs, plan, probe, light_from=light_from, last=last
+                    self.model, self.base, inputs, plan, probe, min_light_keys=min_light_keys, last=last
                 )
             else:
                 # A vision tower attends too, past the probe.
@@ -285,13 +285,13 @@ class HuggingFaceModel(Model):
                     inputs,
                     plan,
                     probe,
-                    self._light_from(inputs),
-                    through=survey.through,
-                    beside=survey.beside or has_picture,
+                    self._min_light_keys(inputs),
+                    run_forward=survey.run_forward,
+                    has_unplanned_modules=survey.has_unplanned_modules or has_picture,
                 )
         hidden = hidden_states(output)
         # Some readers of pictures and words return logits and no hidden states.
-        if hidden is None and survey.beside:
+        if hidden is None and survey.has_unplanned_modules:
             hidden = getattr(output, "logits", None)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
@@ -329,7 +329,7 @@ class HuggingFaceModel(Model):
         `target` is whether an encoder-decoder also gets the text of its decoder.
         """
         # Models that cannot read a text alone have a tokenizer that raises an error, which says why.
-        if self.survey.beside:
+        if self.survey.has_unplanned_modules:
             self.tokenizer.encode("")
         if not reads_text(self.base):
             wordless(self.info.name, self.base).encode("")
@@ -438,14 +438,14 @@ class HuggingFaceModel(Model):
         inputs = {**standing_arguments(self.base), **self.survey.extras, **inputs}
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
-    def _light_from(self, inputs: Mapping[str, Any]) -> int | None:
+    def _min_light_keys(self, inputs: Mapping[str, Any]) -> int | None:
         """Return how many keys a mask must have to be a light one in a run on these inputs; None = none is.
 
         A light mask holds padding alone; `hf.seam` explains them. Long texts get them, if the model does not change
         its masks.
         """
         # accelerate copies masks from device to device: the seam would not know them again.
-        if count_tokens(inputs) < LIGHT_FROM or self.is_spread or self.survey.beside:
+        if count_tokens(inputs) < LIGHT_FROM or self.is_spread or self.survey.has_unplanned_modules:
             return None
         return LIGHT_FROM if self._takes_light else None
 

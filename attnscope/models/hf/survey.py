@@ -1,8 +1,12 @@
-"""Find out the kind (encoder, decoder, cross) and the layer of each attention of a model, and store what was found.
+"""Find out the kind (encoder, decoder, cross) and the layer of each attention of a model, and store the result.
 
-On a small input, an encoder-decoder's attentions differ in their numbers of queries and keys; else a decoder hides
-later keys. The layer is the number that a module carries, or attentions are counted. Caps, sinks, windows and the like
-become notes. Nothing here runs a model: `hf.check` does, and compares.
+`hf.check` runs the model on a small input, and hands its attentions to `read_survey`. The kinds of an encoder-decoder
+differ in their numbers of queries and keys. Any other model is a decoder if no query attends to a later key. The layer
+is the number that a module carries; if modules carry none, it is the position in the order of computation.
+
+The *seam* is our attention function, which transformers calls in place of its own. A model that never calls it takes
+the "eager" path: it returns its attention weights itself. `hf.check` compares the attention with the model's own. The
+*verdict* is the survey of a model that passed; `SurveyCache` stores it for later loads.
 """
 
 import contextlib
@@ -27,7 +31,7 @@ from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError, amount, parse_json
 from attnscope.models.files import file_sha256
 from attnscope.models.hf.parts import hidden_states, setting
-from attnscope.models.hf.seam import Plan, SeenAttention, implementation_for
+from attnscope.models.hf.seam import Plan, TracedAttention, choose_implementation
 from attnscope.questions.maps import format_ranges
 from attnscope.results.storage import write_whole
 
@@ -35,30 +39,32 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class UnclearError(Exception):  # noqa: N818 - no error: `hf.check` then tries the eager path
-    """Not all of a model's attention is seen, or its layers cannot be told apart."""
+    """Report that some attention of a model does not pass the seam, or that its layers cannot be told apart."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionSurvey:
-    """A model's attention layers: kinds, sizes, which modules compute them, and how far they were checked.
+    """Describe a model's attention layers: kinds, sizes, the modules that compute them, and how they were checked.
+
+    A layer key is (kind, layer), such as ("cross", 3).
 
     Attributes:
-        path: "seam", or "eager" where only the weights that the model itself returns can be shown.
+        path: "seam", or "eager" if only the attention weights that the model itself returns can be shown.
         layers: Kind -> numbers of the layers that have attention, in the order of computation.
-        n_layers: Kind -> how many layers there are, with and without attention.
-        n_heads: Kind -> the most query heads of a layer.
-        n_kv_heads: Kind -> key/value heads of that layer.
+        n_layers: Kind -> number of layers, with and without attention.
+        n_heads: Kind -> number of query heads of a layer; the largest, where layers differ.
+        n_kv_heads: Kind -> number of key/value heads of that layer.
         d_model: Width of the hidden states.
-        plan: Module that computes attention -> the layer key of each of its calls in a pass. Empty on the eager path.
-        order: The layer keys of all attentions in the order of computation; empty in a survey that was stored.
+        plan: Attention module -> the layer key of each of its calls in one forward pass. Empty on the eager path.
+        order: The layer keys of all attentions in the order of computation; empty in a survey from the cache.
         extras: Arguments of the forward besides the inputs, by name.
-        checked: Whether attention was compared with the model's own.
-        notes: What a user must know of it, one sentence each.
-        reaches: The lengths of windows, chunks and the like, in tokens, ascending, that are longer than any text of the
-            comparison. The first longer text is compared when it comes.
-        beside: Whether modules that the plan does not name attend too, as those of a vision tower do.
-        remembered: When an earlier load compared it, and with which torch; "" = this load did.
-        through: A function that runs the model, called with the inputs in its place; see `seam.perform`.
+        checked: Whether the attention was compared with the model's own.
+        notes: What a user must know about the attention, one sentence each.
+        reaches: Lengths of sliding windows and chunks, in tokens, ascending, that exceed every text of the comparison.
+            So the comparison is repeated on the first text that is longer than such a length.
+        has_unplanned_modules: Whether modules outside of the plan compute attention too, as those of a vision tower do.
+        remembered: Date and torch version of the comparison, if an earlier load made it; "" = this load made it.
+        run_forward: Called with the inputs instead of the model, see `seam.run_with_probe`; None = call the model.
     """
 
     path: str
@@ -73,39 +79,39 @@ class AttentionSurvey:
     checked: bool = True
     notes: tuple[str, ...] = ()
     reaches: list[int] = field(default_factory=list)
-    beside: bool = False
+    has_unplanned_modules: bool = False
     remembered: str = ""
-    through: Callable[..., Any] | None = None
+    run_forward: Callable[..., Any] | None = None
 
     @property
     def n_calls(self) -> int:
-        """Return how many attentions a forward pass computes."""
+        """Return the number of attentions that one forward pass computes."""
         return sum(map(len, self.layers.values()))
 
 
 def read_survey(
-    config: Any, inputs: Mapping[str, Any], output: Any, seen: Sequence[SeenAttention]
+    config: Any, inputs: Mapping[str, Any], output: Any, attentions: Sequence[TracedAttention]
 ) -> AttentionSurvey:
-    """Return the survey of the attentions of one pass: calls at the seam, or weights that the model returned.
+    """Return the survey of a model, by the attentions of one forward pass.
 
     Args:
         config: The model's configuration.
-        inputs: The arguments of the pass, without padding.
-        output: What the model returned.
-        seen: Its attentions, in the order of computation.
+        inputs: The arguments of the forward, without padding.
+        output: The output of the forward.
+        attentions: The attentions of the pass, in the order of computation.
 
     Raises:
-        Unclear: The attentions cannot be told apart, some are missing, or the output holds no hidden states.
+        UnclearError: The attentions cannot be told apart, some are missing, or the output holds no hidden states.
     """
     states = hidden_states(output)
     if states is None:
         raise UnclearError("it returns no hidden states")
-    if not seen:
+    if not attentions:
         raise UnclearError("its attention does not pass transformers' attention interface")
-    # Sort the attentions by kind; each kind that the architecture has must be there.
-    kinds = kinds_of(config, inputs, output, [attention.weights for attention in seen])
-    by_kind: dict[Kind, list[SeenAttention]] = {}
-    for kind, attention in zip(kinds, seen, strict=True):
+    # Group the attentions by kind. An encoder-decoder must have all three kinds.
+    kinds = kinds_of(config, inputs, output, [attention.weights for attention in attentions])
+    by_kind: dict[Kind, list[TracedAttention]] = {}
+    for kind, attention in zip(kinds, attentions, strict=True):
         by_kind.setdefault(kind, []).append(attention)
     for kind in KINDS:
         if config.is_encoder_decoder and kind not in by_kind:
@@ -116,16 +122,16 @@ def read_survey(
     n_heads: dict[Kind, int] = {}
     n_kv_heads: dict[Kind, int] = {}
     notes: list[str] = []
-    for kind, attentions in by_kind.items():
-        layers[kind], n_layers[kind] = _number_layers(config, kind, attentions)
-        n_heads[kind], n_kv_heads[kind] = _count_heads(config, attentions)
-        notes += _notes_on_kind(kind, layers[kind], attentions)
+    for kind, kind_attentions in by_kind.items():
+        layers[kind], n_layers[kind] = _number_layers(config, kind, kind_attentions)
+        n_heads[kind], n_kv_heads[kind] = _count_heads(config, kind_attentions)
+        notes += _notes_on_kind(kind, layers[kind], kind_attentions)
 
-    # The first attention of a kind belongs to the first layer of that kind, and so on.
-    layers_left = {kind: iter(numbers) for kind, numbers in layers.items()}
-    order = [(kind, next(layers_left[kind])) for kind in kinds]
+    # The first attention of a kind belongs to the first layer of that kind, the second to the second, and so on.
+    remaining_layers = {kind: iter(numbers) for kind, numbers in layers.items()}
+    order = [(kind, next(remaining_layers[kind])) for kind in kinds]
     plan: dict[nn.Module, list[LayerKey]] = {}
-    for attention, layer_key in zip(seen, order, strict=True):
+    for attention, layer_key in zip(attentions, order, strict=True):
         if attention.module is not None:
             plan.setdefault(attention.module, []).append(layer_key)
 
@@ -151,12 +157,12 @@ def kinds_of(
 ) -> list[Kind]:
     """Return the kind of each attention, by the shape of its weights, (batch, head, query, key).
 
-    `inputs` are without padding.
+    `inputs` are the arguments of the forward, without padding, and `output` is its output.
 
     Raises:
-        Unclear: An attention has other numbers of queries and keys than any kind of the model.
+        UnclearError: The numbers of queries and keys of an attention fit no kind of the model.
     """
-    # The length of the text; None where the model reads a picture or a recording.
+    # The length of the text; None if the model reads a picture or a recording.
     n_tokens = None
     if "input_ids" in inputs:
         n_tokens = inputs["input_ids"].shape[1]
@@ -164,33 +170,35 @@ def kinds_of(
     kind_of_lengths: dict[tuple[int, int], Kind] = {}
     if config.is_encoder_decoder:
         encoded = getattr(output, "encoder_last_hidden_state", None)
-        source = n_tokens if encoded is None else encoded.shape[1]
-        if source is None:
+        n_source = n_tokens if encoded is None else encoded.shape[1]
+        if n_source is None:
             raise UnclearError(
                 "its output holds no hidden states of the encoder, whose length tells its attentions apart"
             )
-        target = inputs["decoder_input_ids"].shape[1]
-        # Equal lengths would not tell kinds apart, and an encoder that shortens its text has several lengths.
-        if source == target or n_tokens not in (None, source):
-            raise UnclearError(f"its encoder puts out {source} tokens and its decoder reads {target}")
-        kind_of_lengths[source, source] = "encoder"
-        kind_of_lengths[target, target] = "decoder"
-        kind_of_lengths[target, source] = "cross"
+        n_target = inputs["decoder_input_ids"].shape[1]
+        # Equal lengths would not tell kinds apart. If the encoder shortens the text, its layers differ in length.
+        if n_source == n_target or n_tokens not in (None, n_source):
+            raise UnclearError(
+                f"its encoder puts out {n_source} tokens and its decoder reads {n_target}"
+            )
+        kind_of_lengths[n_source, n_source] = "encoder"
+        kind_of_lengths[n_target, n_target] = "decoder"
+        kind_of_lengths[n_target, n_source] = "cross"
     else:
-        kind: Kind = "decoder" if hides_later(weights) else "encoder"
+        kind: Kind = "decoder" if has_causal_weights(weights) else "encoder"
         if n_tokens is None:
             _require_whole_pictures(inputs, weights)
             return [kind] * len(weights)
         kind_of_lengths[n_tokens, n_tokens] = kind
     kinds = []
     for maps in weights:
-        queries, keys = maps.shape[2:]
-        if (queries, keys) not in kind_of_lengths:
+        n_queries, n_keys = maps.shape[2:]
+        if (n_queries, n_keys) not in kind_of_lengths:
             known = ", ".join(f"{n_queries} on {n_keys}" for n_queries, n_keys in kind_of_lengths)
             raise UnclearError(
-                f"it has attention of {queries} queries on {keys} keys where {known} are expected"
+                f"it has attention of {n_queries} queries on {n_keys} keys where {known} are expected"
             )
-        kinds.append(kind_of_lengths[queries, keys])
+        kinds.append(kind_of_lengths[n_queries, n_keys])
     return kinds
 
 
@@ -200,31 +208,31 @@ def _require_whole_pictures(inputs: Mapping[str, Any], weights: Sequence[Tensor]
     if pixels is None or pixels.ndim != 4:
         return
     for maps in weights:
-        n_maps, _, queries, keys = maps.shape
-        if n_maps != len(pixels) or queries != keys or queries != weights[0].shape[2]:
+        n_maps, _, n_queries, n_keys = maps.shape
+        if n_maps != len(pixels) or n_queries != n_keys or n_queries != weights[0].shape[2]:
             raise UnclearError(
                 "its layers attend within windows of a picture, or merge patches: "
-                f"{n_maps // len(pixels)} of {queries} queries on {keys} keys"
+                f"{n_maps // len(pixels)} of {n_queries} queries on {n_keys} keys"
             )
 
 
-def hides_later(weights: Sequence[Tensor]) -> bool:
-    """Return whether no query sees a later key. Rows with NaN or infinity are left out.
+def has_causal_weights(weights: Sequence[Tensor]) -> bool:
+    """Return whether no query attends to a later key. Rows with NaN or infinity are left out.
 
     Args:
-        weights: Of each attention, (batch, head, query, key).
+        weights: The weights of each attention, (batch, head, query, key).
 
     Raises:
-        AttnscopeError: No row is left.
+        AttnscopeError: All rows that could show it hold NaN or infinity.
     """
     is_known = False
     for maps in weights:
         is_finite = maps.isfinite().all(-1, keepdim=True)  # (batch, head, query, 1)
         # Weights above the diagonal are those of later keys.
-        later = maps.triu(1).nan_to_num(0.0) * is_finite
-        if maps.shape[2] != maps.shape[3] or later.any():
+        later_weights = maps.triu(1).nan_to_num(0.0) * is_finite
+        if maps.shape[2] != maps.shape[3] or later_weights.any():
             return False
-        # The last query has no later key, so its row tells nothing, unless it is the only one.
+        # The last query has no later key, so only the rows before it count, unless there is a single query.
         is_known = is_known or maps.shape[2] == 1 or bool(is_finite[:, :, :-1].any())
     if not is_known:
         raise AttnscopeError(
@@ -236,64 +244,69 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
 
 # Layers ---------------------------------------------------------------------------------------------------------
 
-_ALL_LAYERS: Sequence[str] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Names of the setting that says how many layers a model has, in various configurations."""
+_N_LAYERS_SETTINGS: Sequence[str] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Names of the setting that holds the number of layers, in the configurations of various models."""
 
-_SIDE_LAYERS = ("{}_layers", "num_{}_layers", "{}_num_hidden_layers", "num_layers", "num_hidden_layers")
-"""The same for one side of an encoder-decoder, "encoder" or "decoder"."""
+_SIDE_SETTINGS = (
+    "{}_layers",
+    "num_{}_layers",
+    "{}_num_hidden_layers",
+    "num_layers",
+    "num_hidden_layers",
+)
+"""The same for one side of an encoder-decoder. {} is the side, "encoder" or "decoder"."""
 
 
 def _number_layers(
-    config: Any, kind: Kind, attentions: Sequence[SeenAttention]
+    config: Any, kind: Kind, attentions: Sequence[TracedAttention]
 ) -> tuple[tuple[int, ...], int]:
-    """Return the layer of each attention of a kind, and how many layers of this kind the model has.
+    """Return the layer of each attention of a kind, and the number of layers of this kind that the model has.
 
-    A module carries the number of its layer, or there is one attention per layer, or the configuration lists the layers
-    that have attention: the first that fits.
+    It tries three sources: layer numbers of modules; one attention per layer; the configuration's list of layer types.
     """
-    n_layers = _configured_layers(config, kind)
+    n_layers = _read_n_layers(config, kind)
     n_attentions = len(attentions)
     layers: tuple[Any, ...] = tuple(
         getattr(attention.module, "layer_idx", None) for attention in attentions
     )
-    # Numbers that modules carry are believed if they ascend, and are numbers of layers.
-    is_believed = (
+    # The numbers that modules carry are used if all modules carry one, they ascend, and they are below n_layers.
+    has_layer_numbers = (
         all(isinstance(layer, int) for layer in layers)
         and list(layers) == sorted({*layers})
         and layers[0] >= 0
         and layers[-1] < (n_layers or n_attentions)
     )
-    if not is_believed and n_layers in (None, n_attentions):
+    if not has_layer_numbers and n_layers in (None, n_attentions):
         layers = tuple(range(n_attentions))
-    elif not is_believed:
-        layers = listed_layers(config, n_layers)
+    elif not has_layer_numbers:
+        layers = list_attention_layers(config, n_layers)
     if len(layers) != n_attentions:
         raise UnclearError(f"only {n_attentions} {kind} attentions of {n_layers} layers are to be seen")
     return layers, max(n_layers or 0, layers[-1] + 1)
 
 
-def _configured_layers(config: Any, kind: Kind) -> int | None:
-    """Return how many layers a configuration asks for; None where it does not say in a usual way."""
-    names = _ALL_LAYERS
+def _read_n_layers(config: Any, kind: Kind) -> int | None:
+    """Return the number of layers that a configuration sets; None if it sets none under a usual name."""
+    names = _N_LAYERS_SETTINGS
     if config.is_encoder_decoder:
-        # Either the side has a configuration of its own, or the names of its sizes begin with the side.
+        # Either `config.encoder` is a configuration of its own, or settings are named by side: `encoder_layers`.
         side = "encoder" if kind == "encoder" else "decoder"
         inner = getattr(config, side, None)
         if hasattr(inner, "to_dict"):
             config = inner
-            names = _ALL_LAYERS[:1]
+            names = _N_LAYERS_SETTINGS[:1]
         else:
-            names = [name.format(side) for name in _SIDE_LAYERS]
+            names = [name.format(side) for name in _SIDE_SETTINGS]
     else:
         config = config.get_text_config()
     n_layers = setting(config, *names)
     return n_layers if isinstance(n_layers, int) else None
 
 
-def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
-    """Return the numbers of the layers that have attention, by the configuration's list of the types of its layers.
+def list_attention_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that have attention, by the configuration's list of layer types.
 
-    Zamba calls layers with attention hybrid. The result is empty if the list has not `n_layers` entries.
+    Zamba calls a layer with attention "hybrid". The result is empty if the list does not have `n_layers` entries.
     """
     config = config.get_text_config()
     types = setting(config, "layers_block_type", "layer_types") or ()
@@ -304,14 +317,14 @@ def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
     return tuple(layers) if len(types) == n_layers else ()
 
 
-def _count_heads(config: Any, attentions: Sequence[SeenAttention]) -> tuple[int, int]:
-    """Return the most query heads of a layer, and its key/value heads; where layers differ, twice the query heads."""
+def _count_heads(config: Any, attentions: Sequence[TracedAttention]) -> tuple[int, int]:
+    """Return the largest number of query heads of a layer, and of key/value heads: the same number if layers differ."""
     calls = [attention.call for attention in attentions if attention.call]
     if calls:
         sizes = {(call.n_heads, call.n_kv_heads) for call in calls}
         n_heads, n_kv_heads = max(sizes)
         return n_heads, n_kv_heads if len(sizes) == 1 else n_heads
-    # Weights that a model returns are of query heads; only its configuration knows how many key/value heads there are.
+    # On the eager path, weights have one map per query head. Only the configuration has the number of key/value heads.
     n_heads = max(attention.weights.shape[1] for attention in attentions)
     inner = config if config.is_encoder_decoder else config.get_text_config()
     n_kv_heads = setting(inner, "num_key_value_heads", "num_kv_heads")
@@ -324,8 +337,10 @@ def _count_heads(config: Any, attentions: Sequence[SeenAttention]) -> tuple[int,
 # Notes ----------------------------------------------------------------------------------------------------------
 
 
-def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[SeenAttention]) -> list[str]:
-    """Return notes on caps, sinks, windows and shared weights of the attentions of a kind, one in each of `layers`."""
+def _notes_on_kind(
+    kind: Kind, layers: Sequence[int], attentions: Sequence[TracedAttention]
+) -> list[str]:
+    """Return notes on soft caps, sinks, windows and shared weights. `layers` are the layers of the attentions."""
     layers_by_note: dict[str, list[int]] = {}
     for layer, attention in zip(layers, attentions, strict=True):
         call = attention.call
@@ -340,9 +355,7 @@ def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[SeenA
             layer_notes.append(f"A sliding window of {attention.window - 1} tokens to either side")
         for note in layer_notes:
             layers_by_note.setdefault(note, []).append(layer)
-    notes = [
-        f"{note} in {kind} layers {format_ranges(noted)}." for note, noted in layers_by_note.items()
-    ]
+    notes = [f"{note} in {kind} layers {format_ranges(numbers)}." for note, numbers in layers_by_note.items()]
     modules = {attention.module for attention in attentions}
     if len(modules) < len(layers) and None not in modules:
         notes.append(f"{len(layers)} {kind} layers share {amount(len(modules), 'set')} of weights.")
@@ -352,22 +365,19 @@ def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[SeenA
 def _notes_on_gaps(
     config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]
 ) -> list[str]:
-    """Return notes on layers that have no attention, or none without a picture (Mllama)."""
+    """Return notes on layers without attention, and on layers that attend to pictures only (Mllama)."""
     cross_layers = set(setting(config.get_text_config(), "cross_attention_layers") or ())
     notes = []
-    for kind, present in layers.items():
-        absent = set(range(n_layers[kind])) - set(present)
-        to_pictures = absent & cross_layers
-        if to_pictures:
+    for kind, attention_layers in layers.items():
+        missing_layers = set(range(n_layers[kind])) - set(attention_layers)
+        picture_layers = missing_layers & cross_layers
+        if picture_layers:
             notes.append(
-                f"Layers {format_ranges(sorted(to_pictures))} attend to pictures alone: "
-                "without one they compute nothing."
+                f"Layers {format_ranges(sorted(picture_layers))} attend to pictures alone: without one they compute nothing."
             )
-        if absent - to_pictures:
-            attending = sorted({*present, *to_pictures})
-            notes.append(
-                f"Only layers {format_ranges(attending)} of {n_layers[kind]} have attention ({kind})."
-            )
+        if missing_layers - picture_layers:
+            attending = sorted({*attention_layers, *picture_layers})
+            notes.append(f"Only layers {format_ranges(attending)} of {n_layers[kind]} have attention ({kind}).")
     return notes
 
 
@@ -376,10 +386,10 @@ def _notes_on_gaps(
 PACKAGE = Path(__file__).parents[2]
 """The folder of attnscope's own code."""
 
-_OWN_CODE = ("core/attention", "models/hf")
-"""The folders of attnscope whose code decides what passes the seam: if it changes, models are compared again."""
+_CODE_FOLDERS = ("core/attention", "models/hf")
+"""The folders of attnscope whose code computes and checks attention. If their code changes, no verdict is valid."""
 
-_PACKAGES = (
+_PACKAGE_NAMES = (
     "torch",
     "transformers",
     "numpy",
@@ -392,9 +402,9 @@ _PACKAGES = (
     "mamba-ssm",
     "causal-conv1d",
 )
-"""Packages that may compute part of a model, if they are installed."""
+"""Packages that compute parts of some models. Their versions, if installed, are part of what a verdict depends on."""
 
-_FIELDS = (
+_STORED_FIELDS = (
     "path",
     "layers",
     "n_layers",
@@ -405,36 +415,36 @@ _FIELDS = (
     "notes",
     "reaches",
 )
-"""The fields of a survey that are stored as they are; its plan is stored with names in the place of modules."""
+"""The fields of a survey that are stored unchanged. Its plan is stored with the names of modules."""
 
 
 class SurveyCache:
-    """The stored verdict on one model from files, or on one part of it, so that not every load compares attention.
+    """Store the verdict on one model from files, or on one part of it, so that later loads need no comparison.
 
-    The verdict is a survey that passed the comparison. It is a small JSON file in the user's cache folder. Its name is
-    a hash of all that a verdict depends on, and it holds a checksum: a file that is damaged in any way is no verdict,
-    and attention is compared. Verdicts on models in memory, and on those that bring their own code, are never stored;
-    nor are failures.
+    The verdict is a survey that passed the comparison. It is a small JSON file in the user's cache folder. The file's
+    name is a hash of everything that the verdict depends on. The file holds a checksum: a damaged file counts as
+    missing, so the attention is compared again. Verdicts on models in memory, and on models that bring their own code,
+    are never stored. Neither are failures.
 
     Args:
         model: The model, with its head if it has one.
-        base: The part of it that is compared.
-        hashes: What tells its files from those of any other model, by name.
-        again: Whether to compare even if a verdict is stored.
+        base: The part of the model that is compared.
+        hashes: Hashes of the model's files, by name.
+        recheck: Whether to compare even if a verdict is stored.
     """
 
     def __init__(
-        self, model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str], *, again: bool
+        self, model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str], *, recheck: bool
     ) -> None:
         self._base = base
-        self._path = _cache_folder() / f"{_key_of(model, base, hashes)}.json"
-        self._verdict: dict[str, Any] = {} if again else self._read()
+        self._path = _cache_folder() / f"{_hash_dependencies(model, base, hashes)}.json"
+        self._verdict: dict[str, Any] = {} if recheck else self._read()
 
     def survey(self, compute: Callable[[], AttentionSurvey]) -> AttentionSurvey:
-        """Return the stored survey of the model's attention; else the one that `compute` returns, which is stored."""
+        """Return the stored survey. If none is stored, return the survey that `compute` returns, and store it."""
         modules = dict(self._base.named_modules())
         if self._verdict:
-            facts = {name: self._verdict[name] for name in _FIELDS}
+            facts = {name: self._verdict[name] for name in _STORED_FIELDS}
             facts["layers"] = {kind: tuple(numbers) for kind, numbers in facts["layers"].items()}
             facts["notes"] = tuple(facts["notes"])
             plan = {}
@@ -445,7 +455,7 @@ class SurveyCache:
         if survey.checked:
             names = {module: name for name, module in modules.items()}
             today = datetime.datetime.now(datetime.UTC).date().isoformat()
-            self._verdict = {name: getattr(survey, name) for name in _FIELDS}
+            self._verdict = {name: getattr(survey, name) for name in _STORED_FIELDS}
             self._verdict["plan"] = [
                 (names[module], layer_keys) for module, layer_keys in survey.plan.items()
             ]
@@ -455,17 +465,17 @@ class SurveyCache:
 
     @property
     def resumes(self) -> bool:
-        """Return whether the verdict says that a run may be resumed at a layer; False = it does not say."""
+        """Return whether the verdict says that a forward pass may start at a later layer; False = not known."""
         return bool(self._verdict.get("resumes"))
 
     def remember_resumes(self) -> None:
-        """Store that a run may be resumed at a layer; nothing is stored without a verdict."""
+        """Store that a forward pass may start at a later layer, if there is a verdict to store it in."""
         if self._verdict:
             self._verdict["resumes"] = True
             self._write()
 
     def _read(self) -> dict[str, Any]:
-        """Return the verdict that the file holds; {} if there is none, or it is damaged."""
+        """Return the verdict that the file holds; {} if the file is missing or damaged."""
         try:
             document = parse_json(self._path.read_bytes())
             verdict: dict[str, Any] = document["verdict"]
@@ -474,19 +484,19 @@ class SurveyCache:
             return {}
 
     def _write(self) -> None:
-        """Write the verdict; where that fails, nothing is stored."""
+        """Write the verdict. A folder that cannot be written is no error: later loads then compare again."""
         content = json.dumps({"sha256": self._checksum(self._verdict), "verdict": self._verdict})
         with contextlib.suppress(AttnscopeError, OSError):
             write_whole(self._path, content.encode())
 
     def _checksum(self, verdict: Any) -> str:
-        # A hash of the file's name too: a verdict that was copied to another name is none.
+        # Hash the file's name too, so that a file copied to another name counts as damaged.
         return _hash([self._path.name, verdict])
 
 
 def _cache_folder() -> Path:
-    """Return the folder of verdicts; without a home, one in which no file can be written or read."""
-    # The XDG specification says that a relative path is to be ignored.
+    """Return the folder of verdicts. Without a home folder, return one in which no file can be read or written."""
+    # The XDG specification says to ignore a relative path.
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():
         try:
@@ -496,10 +506,10 @@ def _cache_folder() -> Path:
     return cache / "attnscope" / "checks"
 
 
-def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str]) -> str:
-    """Return a hash of all that a verdict depends on: files, code, versions, precision and machine."""
+def _hash_dependencies(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str]) -> str:
+    """Return a hash of everything that a verdict depends on: files, code, versions, precision and machine."""
     code = {}
-    for folder in _OWN_CODE:
+    for folder in _CODE_FOLDERS:
         for path in (PACKAGE / folder).rglob("*.py"):
             code[str(path.relative_to(PACKAGE))] = file_sha256(path)
     chip = torch.backends.cpu.get_cpu_capability()
@@ -511,7 +521,7 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, 
             "attnscope": code,
             "packages": versions(),
             "model": [f"{cls.__module__}.{cls.__qualname__}" for cls in (type(model), type(base))],
-            "attention": [implementation_for(base), str(base.config._attn_implementation)],
+            "attention": [choose_implementation(base), str(base.config._attn_implementation)],
             "dtypes": sorted({str(parameter.dtype) for parameter in base.parameters()}),
             "device": [base.device.type, platform.system(), platform.machine(), chip],
             "precision": torch.get_float32_matmul_precision(),
@@ -520,15 +530,15 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, 
 
 
 def _hash(facts: Any) -> str:
-    """Return the SHA-256 of JSON values, in hex; the order of keys does not count."""
+    """Return the SHA-256 of JSON values, in hex. It does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python, and of the packages that may compute part of a model."""
+    """Return the versions of Python and of the installed packages of `_PACKAGE_NAMES`, by name."""
     known = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in _PACKAGE_NAMES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[name] = importlib.metadata.version(name)
     return known

@@ -33,18 +33,18 @@ from attnscope.models.model import WeightSlice
 
 
 @dataclass(frozen=True, eq=False)
-class _Head:
+class _HeadDependencies:
     """The queries, keys or values of one head, and the output features of projections that they depend on.
 
     Attributes:
         role: "query", "key" or "value".
-        serves: The query heads that use it: itself, or several query heads that share keys and values.
-        uses: Projection -> whether the head depends on each output feature, (feature,), bool.
+        query_heads: The query heads that use it: itself, or several query heads that share keys and values.
+        features_by_module: Projection -> whether the head depends on each output feature, (feature,), bool.
     """
 
     role: Role
-    serves: frozenset[int]
-    uses: dict[nn.Module, Tensor]
+    query_heads: frozenset[int]
+    features_by_module: dict[nn.Module, Tensor]
 
 
 def head_slices(
@@ -68,65 +68,77 @@ def head_slices(
         AttnscopeError: Layers share weights, or a head has none of its own.
     """
     heads_by_layer_key, output_projections = _trace(base, survey, heads)
-    names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+    names_by_module = {module: name for name, module in model.named_modules(remove_duplicate=False)}
     slices: list[WeightSlice] = []
-    for layer_key, query_heads in heads.items():
+    for layer_key, selected_heads in heads.items():
         kind, layer = layer_key
         for head in heads_by_layer_key[layer_key]:
-            if not head.serves <= set(query_heads):
+            if not head.query_heads <= set(selected_heads):
                 continue
             # A feature belongs to this head if no head that serves other query heads depends on it.
-            others = [
-                other for other in heads_by_layer_key[layer_key] if not other.serves <= head.serves
+            other_heads = [
+                other_head
+                for other_head in heads_by_layer_key[layer_key]
+                if not other_head.query_heads <= head.query_heads
             ]
-            n_slices = len(slices)
-            for module, used in head.uses.items():
-                owned = used.clone()
-                for other in others:
-                    owned &= ~other.uses[module]
-                indices = tuple(owned.nonzero().flatten().tolist())
+            n_slices_before = len(slices)
+            for module, used_features in head.features_by_module.items():
+                own_features = used_features.clone()
+                for other_head in other_heads:
+                    own_features &= ~other_head.features_by_module[module]
+                indices = tuple(own_features.nonzero().flatten().tolist())
                 if not indices:
                     continue
                 # Output features are rows of a Linear's weight, columns of a Conv1D's.
                 axis = 1 if is_transposed(module) else 0
                 slices.append(
-                    WeightSlice(f"{names[module]}.weight", axis, indices, head.role, _weight(module))
+                    WeightSlice(
+                        f"{names_by_module[module]}.weight",
+                        axis,
+                        indices,
+                        head.role,
+                        _require_float_weight(module),
+                    )
                 )
                 if isinstance(module.bias, Tensor):
                     slices.append(
-                        WeightSlice(f"{names[module]}.bias", 0, indices, head.role, module.bias)
+                        WeightSlice(
+                            f"{names_by_module[module]}.bias", 0, indices, head.role, module.bias
+                        )
                     )
-            if len(slices) == n_slices:
-                raise _refusal(
+            if len(slices) == n_slices_before:
+                raise _make_error(
                     f"the {head.role} of a head in {kind} layer {layer} has no weights of its own"
                 )
         # W_O: (d_model, n_heads * d_value), a block of columns per head.
         projection = output_projections.get(layer_key)
         if projection is None:
-            raise _refusal(
+            raise _make_error(
                 f"what the heads of {kind} layer {layer} put out is changed before it is projected"
             )
-        weight = _weight(projection)
+        weight = _require_float_weight(projection)
         axis = 0 if is_transposed(projection) else 1
         n_heads = sum(head.role == "query" for head in heads_by_layer_key[layer_key])
-        columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(query_heads)]
+        columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(selected_heads)]
         indices = tuple(columns.flatten().tolist())
-        slices.append(WeightSlice(f"{names[projection]}.weight", axis, indices, "output", weight))
+        slices.append(
+            WeightSlice(f"{names_by_module[projection]}.weight", axis, indices, "output", weight)
+        )
     # A weight that several layers share cannot belong to one head. It has one address and several names.
     n_names = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
-    if any(n_names[part.weight.data_ptr()] > 1 for part in slices):
-        raise _refusal(f"layers of {base.config.model_type} share their weights")
+    if any(n_names[weight_slice.weight.data_ptr()] > 1 for weight_slice in slices):
+        raise _make_error(f"layers of {base.config.model_type} share their weights")
     return slices
 
 
-def _refusal(why: str) -> AttnscopeError:
+def _make_error(why: str) -> AttnscopeError:
     return AttnscopeError(
         f"{why}: a head cannot be taken out of the file",
         "its effect can still be seen: attnscope ablate",
     )
 
 
-def _weight(module: nn.Module) -> Tensor:
+def _require_float_weight(module: nn.Module) -> Tensor:
     """Return the weight of a projection; refuse one that is quantised."""
     weight: Any = module.weight
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -136,13 +148,13 @@ def _weight(module: nn.Module) -> Tensor:
 
 def _trace(
     base: PreTrainedModel, survey: AttentionSurvey, heads: Mapping[LayerKey, Sequence[int]]
-) -> tuple[dict[LayerKey, list[_Head]], dict[LayerKey, nn.Module]]:
+) -> tuple[dict[LayerKey, list[_HeadDependencies]], dict[LayerKey, nn.Module]]:
     """Run a model on a small input; return the heads of each attention, and its output projection where it has one.
 
     Raises:
         AttnscopeError: A projection runs several times, in one layer or in several.
     """
-    projected: dict[nn.Module, Tensor] = {}
+    outputs_by_module: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
     watch = OutputWatch()
 
@@ -150,29 +162,33 @@ def _trace(
         """Make the output of a linear map a leaf of autograd's graph; the hook after it."""
         watch.look(module, inputs, output)
         n_calls[module] += 1
-        projected[module] = output.detach().requires_grad_()
+        outputs_by_module[module] = output.detach().requires_grad_()
         # Some models write into the output of a projection: they get a copy.
-        return projected[module].clone()
+        return outputs_by_module[module].clone()
 
     inputs = {**examples(base)[1], **survey.extras}
     with torch.enable_grad(), hooks(linear_maps([base]), cut_graph):
         run_with_probe(base, inputs, survey.plan, watch)
         heads_by_layer_key = {
-            layer_key: _heads_of(watch.calls[layer_key], projected) for layer_key in heads
+            layer_key: _heads_of(watch.calls[layer_key], outputs_by_module) for layer_key in heads
         }
     # A projection that runs twice has no rows that belong to one head.
     projections = set(watch.modules.values())
     for head in itertools.chain(*heads_by_layer_key.values()):
-        projections |= {module for module, used in head.uses.items() if used.any()}
+        projections |= {
+            module for module, used_features in head.features_by_module.items() if used_features.any()
+        }
     if any(n_calls[module] > 1 for module in projections):
-        raise _refusal(f"layers of {base.config.model_type} share their weights")
+        raise _make_error(f"layers of {base.config.model_type} share their weights")
     return heads_by_layer_key, watch.modules
 
 
-def _heads_of(call: AttentionCall, projected: Mapping[nn.Module, Tensor]) -> list[_Head]:
+def _heads_of(
+    call: AttentionCall, outputs_by_module: Mapping[nn.Module, Tensor]
+) -> list[_HeadDependencies]:
     """Return the heads of an attention, one for each role and head, with the features that each depends on.
 
-    `projected` are the outputs of all linear maps, (..., feature), leaves of autograd's graph.
+    `outputs_by_module` are the outputs of all linear maps, (..., feature), leaves of autograd's graph.
     """
     heads = []
     generator = torch.Generator().manual_seed(0)
@@ -181,18 +197,22 @@ def _heads_of(call: AttentionCall, projected: Mapping[nn.Module, Tensor]) -> lis
         # How many query heads share one key/value head; 1 for queries.
         group_size = call.n_heads // tensor.shape[1]
         # (batch, head, token, d_head) -> (batch, token, d_head) of each head
-        for head, rows in enumerate(tensor.unbind(1)):
-            slopes: Sequence[Tensor | None] = [None] * len(projected)
-            if rows.requires_grad:
+        for head, head_states in enumerate(tensor.unbind(1)):
+            gradients: Sequence[Tensor | None] = [None] * len(outputs_by_module)
+            if head_states.requires_grad:
                 # The derivative of a sum with random factors is 0 only where no row depends on a feature.
-                random_sum = (rows * torch.randn(rows.shape, generator=generator).to(rows)).sum()
-                slopes = torch.autograd.grad(
-                    random_sum, list(projected.values()), retain_graph=True, allow_unused=True
+                random_sum = (
+                    head_states * torch.randn(head_states.shape, generator=generator).to(head_states)
+                ).sum()
+                gradients = torch.autograd.grad(
+                    random_sum, list(outputs_by_module.values()), retain_graph=True, allow_unused=True
                 )
-            uses = {}
-            for (module, output), slope in zip(projected.items(), slopes, strict=True):
-                slope = torch.zeros_like(output) if slope is None else slope
-                uses[module] = slope.flatten(0, -2).abs().amax(0).cpu() > 0
+            features_by_module = {}
+            for (module, output), gradient in zip(outputs_by_module.items(), gradients, strict=True):
+                gradient = torch.zeros_like(output) if gradient is None else gradient
+                features_by_module[module] = gradient.flatten(0, -2).abs().amax(0).cpu() > 0
             first = group_size * head
-            heads.append(_Head(role, frozenset(range(first, first + group_size)), uses))
+            heads.append(
+                _HeadDependencies(role, frozenset(range(first, first + group_size)), features_by_module)
+            )
     return heads

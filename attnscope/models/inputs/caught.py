@@ -33,20 +33,20 @@ from attnscope.core.attention.seam import (
 )
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory, require_close
 from attnscope.models.devices import device_of, fork_rng
-from attnscope.models.hf.seam import mask_and_bias, use_attention
+from attnscope.models.hf.seam import split_mask_and_bias, use_attention
 from attnscope.models.inside.projections import hooks
 
-_EXPLICIT = "attnscope_inputs"
+_SDPA_WITH_EAGER_MASKS = "attnscope_inputs"
 """The attention implementation of transformers models that do not support sdpa: it is sdpa with eager masks."""
 
 # Eager masks write causality out: where there is no mask, every key may be seen.
 AttentionInterface.register(
-    _EXPLICIT,
+    _SDPA_WITH_EAGER_MASKS,
     lambda *tensors, **others: sdpa_attention_forward(*tensors, **{**others, "is_causal": False}),
 )
-AttentionMaskInterface.register(_EXPLICIT, eager_mask)
+AttentionMaskInterface.register(_SDPA_WITH_EAGER_MASKS, eager_mask)
 
-_ALLOWED_ROUNDINGS = 64
+_MAX_ROUNDINGS = 64
 """How much two ways to compute one attention may differ, in units of rounding of the largest value."""
 
 OwnAttention = Callable[[], Tensor]
@@ -57,7 +57,7 @@ Handler = Callable[[str, AttentionCall, OwnAttention], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class SeenCall:
+class TracedCall:
     """One attention of a forward pass."""
 
     # The path of the module that computes it, such as "layers.0.self_attn"; "" = the outermost module
@@ -67,22 +67,22 @@ class SeenCall:
     n_heads: int
     n_kv_heads: int
     # Whether no query attends to a later key
-    hides_later: bool
+    is_causal: bool
 
 
-class _Catch(TorchFunctionMode):
+class _AttentionMode(TorchFunctionMode):
     """A mode of torch in which `handler` computes each attention.
 
     Attributes:
-        running: The paths of the modules that run, the innermost last.
+        module_paths: The paths of the modules that run, the innermost last.
     """
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()
-        self.running = [""]
+        self.module_paths = [""]
         self._handler = handler
         # The call of the attention that ran last
-        self._latest: AttentionCall | None = None
+        self._last_call: AttentionCall | None = None
 
     def __torch_function__(
         self, function: Any, tensor_types: Any, args: Any = (), kwargs: Any = None
@@ -90,8 +90,8 @@ class _Catch(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
-        if function is _MULTI_HEAD:
-            return self._multi_head(*args, **kwargs)
+        if function is _MULTI_HEAD_FORWARD:
+            return self._run_multi_head(*args, **kwargs)
         return function(*args, **kwargs)
 
     def _attend(
@@ -111,43 +111,45 @@ class _Catch(TorchFunctionMode):
         one head, or a module has folded its heads into the batch.
         """
         options: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        own = partial(F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options)
+        own_attention = partial(
+            F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options
+        )
         # The axes before (head, token, d)
-        lead: Any = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
+        batch_shape: Any = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
         has_heads = query.ndim > 3
 
-        def as_heads(tensor: Tensor) -> Tensor:
+        def add_missing_axes(tensor: Tensor) -> Tensor:
             """Return queries, keys or values as the seam takes them, (batch, head, token, d)."""
             if has_heads:
-                return tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4)
+                return tensor.expand(*batch_shape, *tensor.shape[-3:]).flatten(0, -4)
             return tensor[:, None]
 
-        def as_mask(tensor: Tensor | None) -> Tensor | None:
+        def add_mask_axes(tensor: Tensor | None) -> Tensor | None:
             """Return a mask that broadcasts to (batch, head, query, key)."""
             # One that has no axis before (head, query, key) does so as it is: it is the same for all sequences.
             if tensor is None or tensor.ndim < 3 or (has_heads and tensor.ndim < 5):
                 return tensor
-            return as_heads(tensor)
+            return add_missing_axes(tensor)
 
-        mask, bias = mask_and_bias(attn_mask, query.dtype)
+        mask, bias = split_mask_and_bias(attn_mask, query.dtype)
         call = AttentionCall(
             layer=0,
             kind="encoder",
-            query=as_heads(query),
-            key=as_heads(key),
-            value=as_heads(value),
+            query=add_missing_axes(query),
+            key=add_missing_axes(key),
+            value=add_missing_axes(value),
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-            mask=as_mask(mask),
+            mask=add_mask_axes(mask),
             is_causal=is_causal,
-            bias=as_mask(bias),
+            bias=add_mask_axes(bias),
         )
-        self._latest = call
-        output = self._handler(self.running[-1], call, own)
-        return output.reshape(*lead, *output.shape[1:]) if has_heads else output[:, 0]
+        self._last_call = call
+        output = self._handler(self.module_paths[-1], call, own_attention)
+        return output.reshape(*batch_shape, *output.shape[1:]) if has_heads else output[:, 0]
 
-    def _multi_head(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+    def _run_multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Compute torch's multi_head_attention_forward with its attention through the seam."""
-        bound = _SIGNATURE.bind(*args, **named)
+        bound = _MULTI_HEAD_SIGNATURE.bind(*args, **kwargs)
         bound.apply_defaults()
         needs_weights = bound.arguments["need_weights"]
         # Where weights are asked for, torch reads the mask and multiplies by hand. So ask for none, which makes it call
@@ -162,20 +164,23 @@ class _Catch(TorchFunctionMode):
             "scaled_dot_product_attention": self._attend,
         }
         forward = types.FunctionType(
-            _MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__
+            _MULTI_HEAD_FORWARD.__code__,
+            names,
+            _MULTI_HEAD_FORWARD.__name__,
+            _MULTI_HEAD_FORWARD.__defaults__,
         )
         output, _ = forward(*bound.args, **bound.kwargs)
-        if not needs_weights or self._latest is None:
+        if not needs_weights or self._last_call is None:
             return output, None
-        weights = attention_weights(self._latest)  # (batch, head, query, key)
+        weights = attention_weights(self._last_call)  # (batch, head, query, key)
         if bound.arguments["average_attn_weights"]:
             weights = weights.mean(1)
         # Queries without a batch axis are (query, d).
         return output, weights if bound.arguments["query"].ndim == 3 else weights[0]
 
 
-_MULTI_HEAD: Any = F.multi_head_attention_forward
-_SIGNATURE = inspect.signature(_MULTI_HEAD)
+_MULTI_HEAD_FORWARD: Any = F.multi_head_attention_forward
+_MULTI_HEAD_SIGNATURE = inspect.signature(_MULTI_HEAD_FORWARD)
 
 
 class CaughtModule:
@@ -192,7 +197,7 @@ class CaughtModule:
         self._name = name
         transformers = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
         supports_sdpa = all(transformer._supports_sdpa for transformer in transformers)
-        self._implementation = "sdpa" if supports_sdpa else _EXPLICIT
+        self._implementation = "sdpa" if supports_sdpa else _SDPA_WITH_EAGER_MASKS
 
     def run(self, sample: inspect.BoundArguments, probe: Probe) -> Tensor:
         """Run the module with the probe at the attentions that are shown.
@@ -203,19 +208,19 @@ class CaughtModule:
         Raises:
             AttnscopeError: The attentions are not those of the plan, or no finite numbers are returned.
         """
-        remaining = list(self.plan)
+        remaining_plan = list(self.plan)
 
-        def at_attention(path: str, call: AttentionCall, own: OwnAttention) -> Tensor:
-            if not remaining or remaining[0][0] != path:
-                raise self._wrong_attention(path)
-            _, layer_key = remaining.pop(0)
+        def handle_attention(path: str, call: AttentionCall, own_attention: OwnAttention) -> Tensor:
+            if not remaining_plan or remaining_plan[0][0] != path:
+                raise self._make_plan_error(path)
+            _, layer_key = remaining_plan.pop(0)
             if layer_key is None:
                 return attend(call)
             return probe(replace(call, kind=layer_key[0], layer=layer_key[1]))
 
-        outputs = _floats(self._forward(sample, at_attention))
-        if remaining:
-            raise self._wrong_attention(remaining[0][0])
+        outputs = _find_float_tensors(self._forward(sample, handle_attention))
+        if remaining_plan:
+            raise self._make_plan_error(remaining_plan[0][0])
         if not outputs or not outputs[0].ndim or not outputs[0].numel():
             raise AttnscopeError(
                 f"{self._name} returns no tensor of numbers", "return its output from forward"
@@ -226,14 +231,14 @@ class CaughtModule:
             )
         return outputs[0]
 
-    def _wrong_attention(self, path: str) -> AttnscopeError:
+    def _make_plan_error(self, path: str) -> AttnscopeError:
         """Return the error for an attention that is not in the plan, or that the plan names and the run lacks."""
         return AttnscopeError(
             f"{path or self._name} computes more or less attention on these inputs than when it was loaded",
             "give inputs on which it always takes the same way",
         )
 
-    def rehearse(self, sample: inspect.BoundArguments, *, check: bool = True) -> list[SeenCall]:
+    def trace(self, sample: inspect.BoundArguments, *, check: bool = True) -> list[TracedCall]:
         """Run the module, and return its attentions in the order of computation.
 
         With `check`, each attention is compared with the module's own, and its output with that of a run without us.
@@ -241,29 +246,29 @@ class CaughtModule:
         Raises:
             RoundingError: They differ.
         """
-        calls: list[SeenCall] = []
+        calls: list[TracedCall] = []
 
-        def at_attention(path: str, call: AttentionCall, own: OwnAttention) -> Tensor:
+        def handle_attention(path: str, call: AttentionCall, own_attention: OwnAttention) -> Tensor:
             output, weights = attend_with_weights(call)
             if check:
                 message = (
                     f"self-check: attention {len(calls)}, of {path or 'the module'}, gives another output "
                     "than softmax weights times values"
                 )
-                _require_equal(message, output, own().reshape(output.shape), n_attentions=1)
+                _require_equal(message, output, own_attention().reshape(output.shape), n_attentions=1)
             # (sequence, head, query, key)
             n_sequences, n_heads, n_queries, n_keys = weights.shape
-            hides_later = n_queries == n_keys > 1 and not weights.triu(1).any()
+            is_causal = n_queries == n_keys > 1 and not weights.triu(1).any()
             calls.append(
-                SeenCall(path, (n_sequences, n_queries, n_keys), n_heads, call.n_kv_heads, hides_later)
+                TracedCall(path, (n_sequences, n_queries, n_keys), n_heads, call.n_kv_heads, is_causal)
             )
             return output
 
-        outputs = _floats(self._forward(sample, at_attention))
+        outputs = _find_float_tensors(self._forward(sample, handle_attention))
         # A module may draw random numbers in eval mode, for a dropout by hand, say: another seed shows that.
         if check and calls:
-            with self._turn(None, seed=1):
-                own_outputs = _floats(self.module(*sample.args, **sample.kwargs))
+            with self._prepare_run(None, seed=1):
+                own_outputs = _find_float_tensors(self.module(*sample.args, **sample.kwargs))
             message = "self-check: the module's output differs from its own with attention at the seam"
             for output, own_output in zip(outputs, own_outputs, strict=True):
                 _require_equal(message, output, own_output, len(calls))
@@ -271,25 +276,25 @@ class CaughtModule:
 
     def _forward(self, sample: inspect.BoundArguments, handler: Handler) -> Any:
         """Run the module with a handler at each of its attentions, and return its output."""
-        catch = _Catch(handler)
+        mode = _AttentionMode(handler)
         paths = {module: path for path, module in self.module.named_modules()}
 
         def enter(module: nn.Module, *_: Any) -> None:
-            catch.running.append(paths[module])
+            mode.module_paths.append(paths[module])
 
         def leave(*_: Any) -> None:
-            catch.running.pop()
+            mode.module_paths.pop()
 
         with (
-            self._turn(self._implementation),
+            self._prepare_run(self._implementation),
             hooks(paths, enter, before=True),
             hooks(paths, leave),
-            catch,
+            mode,
         ):
             return self.module(*sample.args, **sample.kwargs)
 
     @contextlib.contextmanager
-    def _turn(self, implementation: str | None, seed: int = 0) -> Iterator[None]:
+    def _prepare_run(self, implementation: str | None, seed: int = 0) -> Iterator[None]:
         """Prepare a run within the context: eval mode, this thread's turn with the module, random numbers from a seed.
 
         Errors of the module's own code become an AttnscopeError; interruptions, and errors for want of memory, do not.
@@ -313,7 +318,7 @@ class CaughtModule:
             ) from error
 
 
-def _floats(output: Any) -> list[Tensor]:
+def _find_float_tensors(output: Any) -> list[Tensor]:
     """Return the tensors of floats in what a module returned: a tensor, or tensors in tuples, lists and mappings."""
     leaves = tree_leaves(output)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -329,7 +334,7 @@ def _require_equal(message: str, output: Tensor, own_output: Tensor, n_attention
     require_close(
         message,
         float(difference) / max(float(own_output.abs().max()), 1e-30),
-        _ALLOWED_ROUNDINGS * rounding * (1 + n_attentions) ** 0.5,
+        _MAX_ROUNDINGS * rounding * (1 + n_attentions) ** 0.5,
         "what is shown could be wrong, so nothing is; a module must not drop "
         "weights or draw random numbers in eval mode",
     )

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.models.devices import device_of, name_dtype
 from attnscope.models.hf.parts import silence, unwrap
 from attnscope.models.info import ModelInfo
-from attnscope.models.inputs.caught import CaughtModule, SeenCall
+from attnscope.models.inputs.caught import CaughtModule, TracedCall
 from attnscope.models.locks import share_lock
 from attnscope.models.model import Batch, Model, Tokenizer
 from attnscope.results.tokens import Tokens
@@ -177,7 +177,7 @@ def load_inputs(
     # Run it once, without messages of transformers, to see its attentions, and choose those that are shown.
     caught = CaughtModule(model, name)
     with torch.no_grad(), silence():
-        calls = caught.rehearse(sample, check=check)
+        calls = caught.trace(sample, check=check)
     if not calls:
         raise AttnscopeError(
             f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention",
@@ -185,7 +185,7 @@ def load_inputs(
         )
     n_labels = len(label_rows[0]) if label_rows else None
     chosen = _choose(calls, n_labels, name)
-    kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
+    kind: Kind = "decoder" if all(call.is_causal for call in chosen) else "encoder"
     for call in calls:
         place = (kind, chosen.index(call)) if call in chosen else None
         caught.plan.append((call.path, place))
@@ -224,7 +224,7 @@ def _is_compiled(module: nn.Module) -> bool:
     )
 
 
-def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[SeenCall]:
+def _choose(calls: Sequence[TracedCall], n_labels: int | None, name: str) -> list[TracedCall]:
     """Return the attentions that are shown: the self-attentions of the most frequent shape.
 
     Args:
@@ -251,7 +251,7 @@ def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[
     )
 
 
-def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
+def _notes(chosen: Sequence[TracedCall], others: Sequence[TracedCall]) -> list[str]:
     """Return what a user must know of the attentions that are shown, and of the others."""
     paths = [call.path or "the module itself" for call in chosen]
     # Of many, name the first two and the last.
@@ -269,7 +269,7 @@ def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
     return notes
 
 
-def _list_sizes(calls: Sequence[SeenCall]) -> str:
+def _list_sizes(calls: Sequence[TracedCall]) -> str:
     """Return how many queries and keys attentions have, such as "3 queries on 3 keys and 3 queries on 5 keys"."""
     sizes = sorted({call.shape[1:] for call in calls})
     return " and ".join(f"{n_queries} queries on {n_keys} keys" for n_queries, n_keys in sizes)

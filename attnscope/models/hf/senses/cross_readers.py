@@ -77,8 +77,8 @@ class CrossAttentionReader(VisionLanguageReader):
             n_kv_heads=n_kv_heads,
             d_model=int(base.config.get_text_config(decoder=True).hidden_size),
             notes=() if stands_alone(base) else cls.notes,
-            beside=True,
-            through=_at_seam(base),
+            has_unplanned_modules=True,
+            run_forward=_at_seam(base),
         )
 
     @property
