@@ -1,4 +1,8 @@
-"""The facts of a loaded model: how commands list them, and what results keep. Refuse inputs that it cannot read."""
+"""Hold the facts of a loaded model, word them for people and for records, and refuse inputs that it cannot read.
+
+A record is a saved result of a study. The *seam* is our attention function, which runs in place of the model's own. A
+model without a seam returns attention weights only, so its queries, keys and outputs cannot be shown.
+"""
 
 import platform
 from collections.abc import Sequence
@@ -16,21 +20,24 @@ if TYPE_CHECKING:
 
 
 _WEIGHTS_ONLY_REASON = "its own modules compute attention, and give its weights alone"
-"""Why models without a seam (BLOOM, MPT, GPT-J, Falcon, DeBERTa) do not show queries, keys or outputs."""
+"""The reason, for messages, why models without a seam do not show queries, keys or outputs.
+
+Such models are BLOOM, MPT, GPT-J, Falcon and DeBERTa.
+"""
 
 _ENGINE_NAMES = {
     "native": "attnscope's own",
     "hf": "transformers",
     "numpy": "attnscope's own, without torch",
 }
-"""Name of an engine -> what it is called in the list of a model's facts."""
+"""Engine -> its name in the list of facts that `ModelInfo.listing` returns."""
 
 
 _UNUSED_BY_NUMPY = ("torch", "transformers")
-"""Libraries that the engine "numpy" does without."""
+"""Libraries that the engine "numpy" does not use."""
 
 _VERSIONED_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
-"""The libraries whose versions numbers depend on."""
+"""Libraries whose versions the numbers in a record depend on."""
 
 _RUN_FACTS = (
     "source",
@@ -43,40 +50,44 @@ _RUN_FACTS = (
     "checked",
     "n_parameters",
 )
-"""The facts of a model that a record keeps beside its name, see `ModelInfo.as_json`."""
+"""The keys of `ModelInfo.as_json` that a record keeps beside the model's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """The facts of a loaded model; all of them end up in records.
+    """Hold the facts of a loaded model.
+
+    Fields with one entry per kind of attention are in the order of `kinds`.
 
     Attributes:
-        name: What the user called it: a catalogue name, a Hub id, a folder's name.
+        name: The name that the user gave: a catalogue name, a Hub id, or a folder's name.
         source: Where the weights came from.
-        sha256: Hash of the weights, hex, as `files.weights_sha256` returns it; with an adapter, a hash of that and
-            `adapter_sha256`. Empty for models made in memory.
+        sha256: Hash of the weights, hex, as `files.weights_sha256` returns it. With an adapter, it is a hash of that
+            hash and of `adapter_sha256`. Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
-        engine: "native", "hf", "numpy", or "torch" (any module).
+        engine: What computes the model: "native", "hf", "numpy", or "torch" (any torch module).
         path: How attention is read: "seam" (our attention function runs in place of the model's), or "eager" (the model
             returns the weights itself, by output_attentions).
-        kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
-        n_layers: Layers of each kind, in the order of `kinds`.
-        n_heads: Query heads of each kind (the largest, where layers differ).
-        n_kv_heads: Key/value heads of each kind.
+        kinds: The kinds of attention that the model has, in the order of computation: some of "encoder", "decoder",
+            "cross".
+        n_layers: Number of layers of each kind.
+        n_heads: Number of query heads of each kind; the largest, where layers differ.
+        n_kv_heads: Number of key/value heads of each kind.
         d_model: Width of the hidden states.
-        n_parameters: Number of parameters, shared ones once. The native engine loads no pooler and no head.
-        max_tokens: The longest text it takes, in tokens, special ones included; None where there is no limit.
-        dtype: Precision of the weights as computed with, such as "float32".
-        device: Where it runs, such as "cpu".
-        checked: Whether attention was compared with the model's own and agreed (True), was not compared (False), or
+        n_parameters: Number of parameters; shared ones count once. The native engine loads no pooler and no head.
+        max_tokens: The longest text that the model reads, in tokens, special tokens included; None = no limit.
+        dtype: Precision of the weights in the computation, such as "float32".
+        device: The device of the weights, such as "cpu".
+        checked: Whether the attention was compared with the model's own and is equal (True), was not compared (False), or
             needs no comparison (None).
-        remembered: When, and with which torch, an earlier load compared it, so that this one did not; "" = none did.
-        notes: What a user must know to read the pictures truly, one sentence each.
-        adapter: The adapter that is part of the weights, "" = none.
+        remembered: Date and torch version of the comparison, if an earlier load made it; "" = this load made it, or
+            there was none.
+        notes: What a user must know to read the pictures correctly, one sentence each.
+        adapter: Name of the adapter that is part of the weights; "" = no adapter.
         adapter_sha256: Hash of the adapter's weights.
-        head: What becomes of the head for a task (classes, words) that its files hold; "" = they hold none.
-        heads: The name of each attention head ("L0H1"), and what it attends to; known of glass boxes, whose weights are
-            set by hand, and empty for all others.
+        head: What is done with the task head (for classes, for words) that the files contain; "" = they contain none.
+        heads: (name of an attention head, what it attends to), such as ("L0H1", "the previous token"). Only glass
+            boxes have them: example models with weights set by hand. Empty for all other models.
     """
 
     name: str
@@ -103,7 +114,7 @@ class ModelInfo:
     heads: tuple[tuple[str, str], ...] = ()
 
     def choose_kind(self, kind: str | None) -> str:
-        """Return the kind of attention that is asked for; the first of the model's where `kind` is None.
+        """Return `kind`, or the first kind of the model's attention if `kind` is None.
 
         Raises:
             AttnscopeError: The model has no attention of this kind.
@@ -115,23 +126,23 @@ class ModelInfo:
         return kind or self.kinds[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as records hold them: plain JSON values by name."""
+        """Return the facts as records store them: plain JSON values by name."""
         facts: dict[str, Any] = {}
         for name, value in asdict(self).items():
-            # Records call `path` the road: their own `path` is that of a file.
+            # Records call this field "road", because their field "path" is the path of a file.
             key = "road" if name == "path" else name
             facts[key] = list(value) if isinstance(value, tuple) else value
-        # Only glass boxes have names of heads.
+        # Only glass boxes have named heads.
         facts["heads"] = dict(self.heads)
         if not self.heads:
             del facts["heads"]
         return facts
 
     def listing(self, tokenizer_name: str) -> list[tuple[str, str]]:
-        """Return the facts of the model as (name, value), worded for people."""
+        """Return the facts of the model as (label, value), worded for people."""
 
         def format_counts(counts: tuple[int, ...]) -> str:
-            """Return the count for each kind of attention: "6", or "encoder 6, decoder 6, cross 6"."""
+            """Return one count per kind of attention as text: "6", or "encoder 6, decoder 6, cross 6"."""
             if len(self.kinds) == 1:
                 return str(counts[0])
             return ", ".join(map("{} {}".format, self.kinds, counts))
@@ -180,13 +191,13 @@ class ModelInfo:
 
 
 def run_facts(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the `run` of a record, as plain JSON values.
+    """Return a record's field `run`, which says how its numbers were made, as plain JSON values.
 
-    Its notes are those of the model, then `notes`. Its seed is None: a study that draws at random sets it.
+    The notes are those of the model, then `notes`. The seed is None: a study with random numbers sets it later.
     """
     facts = info.as_json()
     run = {"model": info.name} | {name: facts[name] for name in _RUN_FACTS}
-    # These fields have one number for each kind of attention.
+    # These fields have one number per kind of attention: store them by kind.
     for name in ("n_layers", "n_heads", "n_kv_heads"):
         run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))
     used_versions = versions()
@@ -203,13 +214,16 @@ def run_facts(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the versions that numbers depend on, by name: attnscope's, Python's and those of `_VERSIONED_LIBRARIES`."""
+    """Return the versions of attnscope, Python and the `_VERSIONED_LIBRARIES`, by name."""
     own_versions = {"attnscope": VERSION, "python": platform.python_version()}
     return own_versions | {name: version(name) for name in _VERSIONED_LIBRARIES}
 
 
 def require_seam(info: ModelInfo, missing_quantity: str) -> None:
-    """Raise AttnscopeError for a model that shows attention weights alone; `missing_quantity` says what it cannot show."""
+    """Raise AttnscopeError for a model that shows attention weights only.
+
+    `missing_quantity` names what the caller wants and the model cannot show, such as "queries and keys".
+    """
     if info.engine == "numpy":
         raise AttnscopeError(
             f"{info.name} (engine numpy) does not show {missing_quantity}", "leave out --engine"
@@ -222,7 +236,7 @@ def require_seam(info: ModelInfo, missing_quantity: str) -> None:
 
 
 def require_length(info: ModelInfo, n_tokens: int) -> None:
-    """Raise AttnscopeError for a text that is longer than a model's limit."""
+    """Raise AttnscopeError if a text of `n_tokens` is longer than the model's limit."""
     if info.max_tokens is not None and n_tokens > info.max_tokens:
         raise AttnscopeError(
             f"a text of {n_tokens} tokens is longer than the {info.max_tokens} that {info.name} takes",
@@ -231,15 +245,15 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
 
 
 def require_known_ids(
-    info: ModelInfo, ids: "Tensor | NDArray[Any]", n_embeddings: int, what: str = "token"
+    info: ModelInfo, ids: "Tensor | NDArray[Any]", n_embeddings: int, id_kind: str = "token"
 ) -> None:
-    """Raise AttnscopeError for ids that a model has no embedding for: they must be from 0 to n_embeddings - 1.
+    """Raise AttnscopeError for ids without an embedding: ids must be from 0 to n_embeddings - 1.
 
     Args:
         info: The facts of the model.
         ids: The ids of tokens or segments, of any shape.
-        n_embeddings: How many tokens or segments have an embedding.
-        what: "token" or "segment".
+        n_embeddings: The number of tokens or segments that have an embedding.
+        id_kind: "token" or "segment".
     """
     # An empty batch has no smallest and no largest id.
     if 0 in ids.shape:
@@ -247,6 +261,6 @@ def require_known_ids(
     for extreme_id in (int(ids.min()), int(ids.max())):
         if not 0 <= extreme_id < n_embeddings:
             raise AttnscopeError(
-                f"{what} number {extreme_id} is beyond the {n_embeddings} that {info.name} has",
+                f"{id_kind} number {extreme_id} is beyond the {n_embeddings} that {info.name} has",
                 "its tokenizer belongs to another model",
             )

@@ -1,9 +1,10 @@
-"""Lead the attention of any torch module through the seam, where scaled_dot_product_attention computes it.
+"""Intercept the attention of any torch module that calls scaled_dot_product_attention.
 
-A `TorchFunctionMode` catches the calls of that function and of nn.MultiheadAttention, in this thread alone. While a
-mode is active, torch leaves out the fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer. Hooks tell which
-module runs. Models of transformers inside of the module are made to call scaled_dot_product_attention too. A module
-that multiplies queries by keys itself cannot be seen.
+A `TorchFunctionMode` intercepts the calls of that function and of nn.MultiheadAttention, in this thread alone, and
+turns each into an `AttentionCall`. A *probe*, a function from AttentionCall to output, then computes it. (The *seam* is
+the point where that happens.) While a mode is active, torch does not take the fast path of nn.MultiheadAttention and
+nn.TransformerEncoderLayer. Forward hooks tell which module runs. Transformers models inside of the module are switched
+to scaled_dot_product_attention. A module that computes attention by matrix products of its own is not intercepted.
 """
 
 import contextlib
@@ -37,9 +38,9 @@ from attnscope.models.hf.seam import split_mask_and_bias, use_attention
 from attnscope.models.inside.projections import hooks
 
 _SDPA_WITH_EAGER_MASKS = "attnscope_inputs"
-"""The attention implementation of transformers models that do not support sdpa: it is sdpa with eager masks."""
+"""Our attention implementation for transformers models that do not support sdpa: sdpa with the masks of "eager"."""
 
-# Eager masks write causality out: where there is no mask, every key may be seen.
+# The masks of "eager" contain causality. So without a mask, every query may attend to every key.
 AttentionInterface.register(
     _SDPA_WITH_EAGER_MASKS,
     lambda *tensors, **others: sdpa_attention_forward(*tensors, **{**others, "is_causal": False}),
@@ -47,41 +48,41 @@ AttentionInterface.register(
 AttentionMaskInterface.register(_SDPA_WITH_EAGER_MASKS, eager_mask)
 
 _MAX_ROUNDINGS = 64
-"""How much two ways to compute one attention may differ, in units of rounding of the largest value."""
+"""The largest difference between two computations of one attention, in rounding errors of the largest value."""
 
 OwnAttention = Callable[[], Tensor]
-"""Computes one attention as the module itself does; its inputs are bound already."""
+"""Computes one attention by torch's own function. Its arguments are bound already."""
 
 Handler = Callable[[str, AttentionCall, OwnAttention], Tensor]
-"""Computes each attention of a run: (path of the module, call, the module's own way to compute it) -> output."""
+"""Computes each attention of a forward pass: (path of the module, call, torch's own computation of it) -> output."""
 
 
 @dataclass(frozen=True, eq=False)
 class TracedCall:
-    """One attention of a forward pass."""
+    """Record the sizes of one attention of a forward pass."""
 
     # The path of the module that computes it, such as "layers.0.self_attn"; "" = the outermost module
     path: str
-    # The numbers of sequences, queries and keys
+    # (n_sequences, n_queries, n_keys)
     shape: tuple[int, int, int]
     n_heads: int
     n_kv_heads: int
-    # Whether no query attends to a later key
+    # Whether every weight above the diagonal is 0: no query attends to a later key
     is_causal: bool
 
 
 class _AttentionMode(TorchFunctionMode):
-    """A mode of torch in which `handler` computes each attention.
+    """Let `handler` compute each attention while the context is active.
 
     Attributes:
-        module_paths: The paths of the modules that run, the innermost last.
+        module_paths: The paths of the modules whose forward is running, the innermost last. "" = the outermost module.
     """
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()
         self.module_paths = [""]
         self._handler = handler
-        # The call of the attention that ran last
+        # The call of the latest attention
         self._last_call: AttentionCall | None = None
 
     def __torch_function__(
@@ -90,7 +91,7 @@ class _AttentionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
-        if function is _MULTI_HEAD_FORWARD:
+        if function is _MULTI_HEAD:
             return self._run_multi_head(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -105,28 +106,28 @@ class _AttentionMode(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute torch's scaled_dot_product_attention through the seam.
+        """Compute torch's scaled_dot_product_attention by the handler; the arguments are those of torch.
 
         Queries, keys and values are (…, head, token, d). With three dimensions they are (sequence, token, d): there is
-        one head, or a module has folded its heads into the batch.
+        one head, or the module has merged its heads into the batch axis.
         """
         options: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         own_attention = partial(
             F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options
         )
-        # The axes before (head, token, d)
+        # Sizes of the axes before (head, token, d)
         batch_shape: Any = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
         has_heads = query.ndim > 3
 
         def add_missing_axes(tensor: Tensor) -> Tensor:
-            """Return queries, keys or values as the seam takes them, (batch, head, token, d)."""
+            """Return queries, keys or values as an AttentionCall holds them, (batch, head, token, d)."""
             if has_heads:
                 return tensor.expand(*batch_shape, *tensor.shape[-3:]).flatten(0, -4)
             return tensor[:, None]
 
         def add_mask_axes(tensor: Tensor | None) -> Tensor | None:
             """Return a mask that broadcasts to (batch, head, query, key)."""
-            # One that has no axis before (head, query, key) does so as it is: it is the same for all sequences.
+            # A mask without an axis before (head, query, key) broadcasts already: it is the same for all sequences.
             if tensor is None or tensor.ndim < 3 or (has_heads and tensor.ndim < 5):
                 return tensor
             return add_missing_axes(tensor)
@@ -148,26 +149,23 @@ class _AttentionMode(TorchFunctionMode):
         return output.reshape(*batch_shape, *output.shape[1:]) if has_heads else output[:, 0]
 
     def _run_multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Compute torch's multi_head_attention_forward with its attention through the seam."""
+        """Compute torch's multi_head_attention_forward, with its attention computed by the handler."""
         bound = _MULTI_HEAD_SIGNATURE.bind(*args, **kwargs)
         bound.apply_defaults()
         needs_weights = bound.arguments["need_weights"]
-        # Where weights are asked for, torch reads the mask and multiplies by hand. So ask for none, which makes it call
-        # scaled_dot_product_attention, and set `is_causal` to False: else torch would ignore the mask.
+        # If the caller asks for weights, torch does not call scaled_dot_product_attention. So do not ask for them: the
+        # weights are computed below. Without weights, torch ignores the mask if `is_causal` is set, so unset it.
         if needs_weights:
             bound.arguments.update(need_weights=False, is_causal=False)
-        # Run torch's code of this function with two other globals: `_attend` as the attention, and a
-        # `has_torch_function` that keeps torch from handing the call back to this mode.
-        names = {
+        # Run torch's code of this function with two globals replaced. Its attention is `_attend`. Its
+        # `has_torch_function` returns False, so that torch does not pass the call to this mode again (endless loop).
+        function_globals = {
             **vars(F),
             "has_torch_function": lambda _: False,
             "scaled_dot_product_attention": self._attend,
         }
         forward = types.FunctionType(
-            _MULTI_HEAD_FORWARD.__code__,
-            names,
-            _MULTI_HEAD_FORWARD.__name__,
-            _MULTI_HEAD_FORWARD.__defaults__,
+            _MULTI_HEAD.__code__, function_globals, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__
         )
         output, _ = forward(*bound.args, **bound.kwargs)
         if not needs_weights or self._last_call is None:
@@ -175,20 +173,21 @@ class _AttentionMode(TorchFunctionMode):
         weights = attention_weights(self._last_call)  # (batch, head, query, key)
         if bound.arguments["average_attn_weights"]:
             weights = weights.mean(1)
-        # Queries without a batch axis are (query, d).
+        # Queries without a batch axis are (query, d). Then the weights have no batch axis either.
         return output, weights if bound.arguments["query"].ndim == 3 else weights[0]
 
 
-_MULTI_HEAD_FORWARD: Any = F.multi_head_attention_forward
-_MULTI_HEAD_SIGNATURE = inspect.signature(_MULTI_HEAD_FORWARD)
+# nn.MultiheadAttention's forward calls this function.
+_MULTI_HEAD: Any = F.multi_head_attention_forward
+_MULTI_HEAD_SIGNATURE = inspect.signature(_MULTI_HEAD)
 
 
 class CaughtModule:
-    """A torch module whose attention passes the seam. It is run in eval mode, and not changed.
+    """Run a torch module with its attention intercepted. It runs in eval mode, and is not changed.
 
     Attributes:
-        plan: Of each attention, in the order of computation, the path of its module, and its layer key. The key is
-            None for attentions that are not shown.
+        plan: (path of the module, layer key) of each attention, in the order of computation. A layer key is (kind,
+            layer), such as ("encoder", 0); None = the attention is not shown. The caller fills the plan after `trace`.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -200,13 +199,13 @@ class CaughtModule:
         self._implementation = "sdpa" if supports_sdpa else _SDPA_WITH_EAGER_MASKS
 
     def run(self, sample: inspect.BoundArguments, probe: Probe) -> Tensor:
-        """Run the module with the probe at the attentions that are shown.
+        """Run the module on the arguments `sample`; the probe computes the attentions that are shown.
 
         Returns:
-            The first tensor of floats in what the module returns.
+            The first tensor of floats in the module's output.
 
         Raises:
-            AttnscopeError: The attentions are not those of the plan, or no finite numbers are returned.
+            AttnscopeError: The attentions are not those of the plan, or the output holds no finite numbers.
         """
         remaining_plan = list(self.plan)
 
@@ -232,7 +231,7 @@ class CaughtModule:
         return outputs[0]
 
     def _make_plan_error(self, path: str) -> AttnscopeError:
-        """Return the error for an attention that is not in the plan, or that the plan names and the run lacks."""
+        """Return the error for an attention that is missing in the plan, or missing in the run."""
         return AttnscopeError(
             f"{path or self._name} computes more or less attention on these inputs than when it was loaded",
             "give inputs on which it always takes the same way",
@@ -241,10 +240,11 @@ class CaughtModule:
     def trace(self, sample: inspect.BoundArguments, *, check: bool = True) -> list[TracedCall]:
         """Run the module, and return its attentions in the order of computation.
 
-        With `check`, each attention is compared with the module's own, and its output with that of a run without us.
+        With `check`, each attention is compared with torch's own function, and the module's output with that of a run
+        without interception.
 
         Raises:
-            RoundingError: They differ.
+            RoundingError: An attention or the output differs by more than rounding errors.
         """
         calls: list[TracedCall] = []
 
@@ -265,7 +265,8 @@ class CaughtModule:
             return output
 
         outputs = _find_float_tensors(self._forward(sample, handle_attention))
-        # A module may draw random numbers in eval mode, for a dropout by hand, say: another seed shows that.
+        # A module may draw random numbers even in eval mode, by a dropout of its own. Run it with another seed, so that
+        # its output then differs.
         if check and calls:
             with self._prepare_run(None, seed=1):
                 own_outputs = _find_float_tensors(self.module(*sample.args, **sample.kwargs))
@@ -275,7 +276,7 @@ class CaughtModule:
         return calls
 
     def _forward(self, sample: inspect.BoundArguments, handler: Handler) -> Any:
-        """Run the module with a handler at each of its attentions, and return its output."""
+        """Run the module, let a handler compute each of its attentions, and return the module's output."""
         mode = _AttentionMode(handler)
         paths = {module: path for path, module in self.module.named_modules()}
 
@@ -295,13 +296,13 @@ class CaughtModule:
 
     @contextlib.contextmanager
     def _prepare_run(self, implementation: str | None, seed: int = 0) -> Iterator[None]:
-        """Prepare a run within the context: eval mode, this thread's turn with the module, random numbers from a seed.
+        """Prepare a run within the context: eval mode, the lock of the module, and a random seed.
 
-        Errors of the module's own code become an AttnscopeError; interruptions, and errors for want of memory, do not.
+        Errors of the module's own code become an AttnscopeError; interruptions and out-of-memory errors do not.
 
         Args:
             implementation: The attention implementation of transformers models in the module; None = their own.
-            seed: The seed.
+            seed: The random seed.
         """
         try:
             with use_attention(self.module, implementation), fork_rng(device_of(self.module)):
@@ -319,16 +320,19 @@ class CaughtModule:
 
 
 def _find_float_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of floats in what a module returned: a tensor, or tensors in tuples, lists and mappings."""
+    """Return the tensors of floats in a module's output, which may nest them in tuples, lists and mappings."""
     leaves = tree_leaves(output)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _require_equal(message: str, output: Tensor, own_output: Tensor, n_attentions: int) -> None:
-    """Refuse an output that differs from the module's own by more than rounding over some attentions explains."""
+    """Raise RoundingError if an output differs from the module's own by more than rounding errors explain.
+
+    `n_attentions` is the number of attentions that the output depends on.
+    """
     if not own_output.numel():
         return
-    # Rounding is relative to the largest value, and grows with the root of the number of attentions (a random walk).
+    # Rounding errors are relative to the largest value. Like a random walk, they grow with the root of n_attentions.
     rounding = max(torch.finfo(own_output.dtype).eps, torch.finfo(torch.float32).eps)
     difference = (output.float() - own_output.float()).abs().max()
     require_close(
