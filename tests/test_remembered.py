@@ -137,7 +137,7 @@ def test_both_parts_of_a_model_of_two_towers_have_a_verdict(tmp_path, compared):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings), "utf-8")
     for n in (2, 0):
         model = load(tmp_path)
-        assert model.eyes is not None
+        assert model.image_reader is not None
         assert compared.pop_all() == n
 
 

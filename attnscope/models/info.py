@@ -78,8 +78,8 @@ class ModelInfo:
         max_tokens: The longest text that the model reads, in tokens, special tokens included; None = no limit.
         dtype: Precision of the weights in the computation, such as "float32".
         device: The device of the weights, such as "cpu".
-        checked: Whether the attention was compared with the model's own and is equal (True), was not compared (False), or
-            needs no comparison (None).
+        checked: True = the attention was compared with the model's own, and is equal; False = it was not compared;
+            None = no comparison is needed.
         remembered: Date and torch version of the comparison, if an earlier load made it; "" = this load made it, or
             there was none.
         notes: What a user must know to read the pictures correctly, one sentence each.
@@ -222,7 +222,7 @@ def versions() -> dict[str, str]:
 def require_seam(info: ModelInfo, missing_quantity: str) -> None:
     """Raise AttnscopeError for a model that shows attention weights only.
 
-    `missing_quantity` names what the caller wants and the model cannot show, such as "queries and keys".
+    `missing_quantity` names what the caller wants and the model cannot show, such as "its queries and keys".
     """
     if info.engine == "numpy":
         raise AttnscopeError(
