@@ -74,7 +74,7 @@ def test_cross_attention_equals_eager(name, folders):
     network = FAMILIES[name][1].from_pretrained(folders[name], attn_implementation="eager").eval()
     with torch.no_grad():
         output = network(
-            **model.image_text_reader.view([read_photo(noise(150, 230))], "").inputs,
+            **model.image_text_reader.prepare_prompt([read_photo(noise(150, 230))], "").inputs,
             output_attentions=True,
         )
     for attention, weights in zip(
@@ -94,7 +94,7 @@ def test_patches_are_the_places_of_the_feature_map(folders):
         lambda _module, _inputs, output: features.append(output[-1][0][0])
     )
     dark = np.full((150, 230, 3), 90, np.uint8)
-    (picture,) = model.image_text_reader.view([read_photo(dark)], "").pictures
+    (picture,) = model.image_text_reader.prepare_prompt([read_photo(dark)], "").pictures
     left, top, right, bottom = picture.area
     rows, columns = picture.grid
     before = features[0]
@@ -104,7 +104,7 @@ def test_patches_are_the_places_of_the_feature_map(folders):
         lit = dark.copy()
         lit[y - 2 : y + 3, x - 2 : x + 3] = 255
         with torch.no_grad():
-            model.base(**model.image_text_reader.view([read_photo(lit)], "").inputs)
+            model.base(**model.image_text_reader.prepare_prompt([read_photo(lit)], "").inputs)
         change = (features[-1] - before).sum(0)
         assert np.unravel_index(int(change.argmax()), picture.grid) == (row, column)
 
@@ -117,7 +117,7 @@ def test_queries_are_named_by_what_they_find(folders):
     queries = attnscope.picture_heatmap(model, noise(150, 230)).maps[0].queries
     with torch.no_grad():
         chances = (
-            network(**model.image_text_reader.view([read_photo(noise(150, 230))], "").inputs)
+            network(**model.image_text_reader.prepare_prompt([read_photo(noise(150, 230))], "").inputs)
             .logits[0]
             .softmax(-1)
         )

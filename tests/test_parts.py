@@ -133,7 +133,7 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type, tmp_path
     inputs = {
         name: x
         for name, x in model.image_reader.model._forward_inputs(
-            model.image_reader.see(_photo()).inputs
+            model.image_reader.prepare_photo(_photo()).inputs
         ).items()
         if torch.is_tensor(x)
     }
@@ -171,7 +171,7 @@ def test_dinov3_sees_its_registers_and_patches(tmp_path):
     record = attnscope.picture_heatmap(model, photo())
     assert record.tokens[:4] == ("CLS", "REG0", "REG1", "0,0")
     assert len(record.tokens) == 3 + 16
-    pixels = model.image_reader.see(_photo()).inputs["pixel_values"]
+    pixels = model.image_reader.prepare_photo(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(made, pixel_values=pixels), atol=2e-5)
 
 
@@ -189,7 +189,7 @@ def test_the_picture_encoder_of_a_model_that_writes_of_pictures():
     model = attnscope.load(made, processor)
     assert any("with a text beside --image its decoder is shown" in note for note in model.info.notes)
     record = attnscope.picture_heatmap(model, photo())
-    pixels = model.image_reader.see(_photo()).inputs["pixel_values"]
+    pixels = model.image_reader.prepare_photo(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(made.encoder, pixel_values=pixels), atol=2e-5)
     with pytest.raises(AttnscopeError, match="sees pictures, and reads no text"):
         attnscope.heatmap(model, "the cat")
@@ -212,7 +212,9 @@ def test_encoders_of_sound_over_time(model_type, tmp_path):
     made = sound_encoder(model_type, folder)
     model = attnscope.load(folder)
     record = attnscope.sound_heatmap(model, (speech(0.3), 16000))
-    heard = model.audio_reader.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000)))
+    heard = model.audio_reader.prepare_recording(
+        attnscope.senses.recordings.read_recording((speech(0.3), 16000))
+    )
     expected = eager(made, **{name: torch.as_tensor(x) for name, x in heard.inputs.items()})
     assert record.weights.shape == expected.shape
     assert record.maps[0].kind == "encoder"

@@ -75,7 +75,7 @@ def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name, f
     found = attnscope.picture_heads(model, pictures())
     totals = {}
     for given in pictures():
-        seen = model.image_reader.see(read_photo(given))
+        seen = model.image_reader.prepare_photo(read_photo(given))
         for layer, weights in enumerate(dense_float64(folders[name], seen.inputs["pixel_values"])):
             for head, rows in enumerate(weights):
                 for measure, part in defined(rows, seen.picture.grid).items():

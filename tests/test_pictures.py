@@ -60,7 +60,9 @@ def test_weights_are_those_of_eager_attention_in_float64(name, folders):
     assert made.tokens[: len(before) + 4] == (*before, "0,0", "0,1", "0,2", "1,0")
     assert made.maps[0].keys.special.tolist() == [True] * len(before) + [False] * 9
     assert model.image_reader is not None
-    true = dense_float64(folders[name], model.image_reader.see(read_photo(photo())).inputs["pixel_values"])
+    true = dense_float64(
+        folders[name], model.image_reader.prepare_photo(read_photo(photo())).inputs["pixel_values"]
+    )
     assert made.weights.shape == (2, 4, len(before) + 9, len(before) + 9)
     assert float(np.ptp(made.weights)) > 0.3  # flat maps would agree with anything
     np.testing.assert_allclose(made.weights, np.stack(true), atol=2e-5)
@@ -75,7 +77,12 @@ def test_the_picture_is_what_the_model_saw(record, vit):
     assert record.picture.grid == (3, 3)
     assert record.picture.patch == (8, 8)
     assert record.picture.size == (60, 40)
-    seen = vit.image_reader.see(read_photo(photo())).inputs["pixel_values"].numpy()[0].transpose(1, 2, 0)
+    seen = (
+        vit.image_reader.prepare_photo(read_photo(photo()))
+        .inputs["pixel_values"]
+        .numpy()[0]
+        .transpose(1, 2, 0)
+    )
     again = (record.picture.pixels / 255 - [0.5, 0.4, 0.6]) / [0.5, 0.25, 0.2]
     np.testing.assert_allclose(seen, again, atol=0.5 / 255 / 0.2 + 1e-5)
 

@@ -56,7 +56,7 @@ def eager_weights(model, inputs):
 def test_weights_are_those_of_eager_attention(name, models):
     made = attnscope.picture_heatmap(models[name], photos_for(name), QUESTION, generate=4)
     reader = models[name].image_text_reader.model
-    seen = models[name].image_text_reader.view(
+    seen = models[name].image_text_reader.prepare_prompt(
         [read_photo(photo) for photo in photos_for(name)], QUESTION, 4
     )
     true = eager_weights(reader, dict(seen.inputs))

@@ -11,7 +11,7 @@ import attnscope
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
-from attnscope.models.hf.senses.patch_places import slopes
+from attnscope.models.hf.senses.patch_places import make_colour_ramps
 from attnscope.questions.heatmap_figures import plates_of, word_weights, words_of
 from attnscope.senses.photos import read_photo
 from tests.record_helpers import require_lossless, stems
@@ -41,7 +41,7 @@ def test_weights_are_those_of_eager_attention(name, folders, models):
     assert (model.info.path, model.info.kinds, model.info.checked) == ("seam", ("decoder",), True)
     photos = [noise(*SIZES[0]), noise(*SIZES[1], seed=1)]
     made = attnscope.picture_heatmap(model, photos, QUESTION, generate=5)
-    seen = model.image_text_reader.view([read_photo(photo) for photo in photos], QUESTION, 5)
+    seen = model.image_text_reader.prepare_prompt([read_photo(photo) for photo in photos], QUESTION, 5)
     eager = AutoModelForImageTextToText.from_pretrained(
         folders[name], attn_implementation="eager"
     ).eval()
@@ -64,7 +64,7 @@ def test_weights_are_those_of_eager_attention(name, folders, models):
 
 def _embeddings(model, photos):
     """What is seen, and what the language model is given at each token; or what cross-attention goes to."""
-    seen = model.image_text_reader.view([read_photo(photo) for photo in photos], QUESTION)
+    seen = model.image_text_reader.prepare_prompt([read_photo(photo) for photo in photos], QUESTION)
     base = model.image_text_reader.model.base
     if seen.axes:
         return seen, _cross_keys(model.image_text_reader.model, seen.inputs)
@@ -175,7 +175,9 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
 def test_pictures_are_what_was_seen_of_the_photo(name, models):
     """The picture put together from tiles is the photo, resized: a photo of slopes stays one of slopes."""
     height, width = SIZES[0]
-    seen = models[name].image_text_reader.view([read_photo(slopes(height, width))], QUESTION)
+    seen = models[name].image_text_reader.prepare_prompt(
+        [read_photo(make_colour_ramps(height, width))], QUESTION
+    )
     for picture in seen.pictures:
         left, top, right, bottom = picture.area
         x = left + (np.arange(picture.pixels.shape[1]) + 0.5) / picture.pixels.shape[1] * (right - left)

@@ -215,8 +215,8 @@ def run_facts(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of attnscope, Python and the `_VERSIONED_LIBRARIES`, by name."""
-    own_versions = {"attnscope": VERSION, "python": platform.python_version()}
-    return own_versions | {name: version(name) for name in _VERSIONED_LIBRARIES}
+    library_versions = {name: version(name) for name in _VERSIONED_LIBRARIES}
+    return {"attnscope": VERSION, "python": platform.python_version(), **library_versions}
 
 
 def require_seam(info: ModelInfo, missing_quantity: str) -> None:

@@ -28,8 +28,8 @@ from attnscope.models.hf.parts import (
     unwrap,
     wordless,
 )
-from attnscope.models.hf.senses.cross_readers import cross_reader, stands_alone
-from attnscope.models.hf.senses.media_readers import hides_patches
+from attnscope.models.hf.senses.cross_readers import choose_cross_reader, has_standalone_part
+from attnscope.models.hf.senses.media_readers import is_masked_autoencoder
 from attnscope.models.hf.survey import AttentionSurvey, SurveyCache
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.locks import share_lock
@@ -90,7 +90,7 @@ def processor_kind(base: PreTrainedModel) -> str:
     together, and "" for words alone.
     """
     # A reader is what runs a model with cross-attention on a picture.
-    reader = cross_reader(base)
+    reader = choose_cross_reader(base)
     reads_no_words = reader is not None and not reader.reads_words
     if reads_no_words or sees_pictures_only(base) or picture_tower(base) is not None:
         return "image_processor"
@@ -108,7 +108,7 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     """
     base = base_of(raw.model)
     name = raw.name
-    if hides_patches(base):
+    if is_masked_autoencoder(base):
         raise AttnscopeError(
             f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
             "with model.config.mask_ratio = 0.0 it sees them all",
@@ -117,11 +117,11 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     seeing_tower = picture_tower(base)
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         # Pictures and words together.
-        reader = cross_reader(base)
+        reader = choose_cross_reader(base)
         open_image_text_model = None
         if reader is not None:
             open_image_text_model = partial(_build, raw, check, survey=reader.survey(base))
-            if not stands_alone(base):
+            if not has_standalone_part(base):
                 return open_image_text_model()
         if seeing_tower is None:
             return _build(raw, check, open_image_text_model=open_image_text_model)

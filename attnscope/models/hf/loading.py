@@ -40,7 +40,7 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.senses.cross_readers import cross_reader
+from attnscope.models.hf.senses.cross_readers import choose_cross_reader
 from attnscope.models.hf.senses.patch_places import FAMILIES
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
 
@@ -207,7 +207,7 @@ def _choose_input_makers(
     elif kind == "processor" and tokenizer is not None and has_processor:
         # Of other families it is not known which token stands for which part of a picture: they read texts alone.
         model_type = base.config.model_type
-        if cross_reader(base) is not None or model_type in FAMILIES:
+        if choose_cross_reader(base) is not None or model_type in FAMILIES:
             processor = open_processor(folder, tokenizer.backend, model_type, options)
     # A vision tower before a decoder (TrOCR) can be shown without a tokenizer.
     is_optional = tower is not None and text_tower(base) is None

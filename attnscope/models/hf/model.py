@@ -51,7 +51,7 @@ from attnscope.models.hf.parts import (
     wordless,
 )
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, run_with_probe
-from attnscope.models.hf.senses.cross_readers import cross_reader
+from attnscope.models.hf.senses.cross_readers import choose_cross_reader
 from attnscope.models.hf.senses.media_readers import AudioReader, ImageReader
 from attnscope.models.hf.senses.text_generator import TextGenerator
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
@@ -165,7 +165,7 @@ class HuggingFaceModel(Model):
         if self._open_image_text_model is not None:
             return self._open_image_text_model().image_text_reader
         # Words that attend across to a picture (Mllama), or a picture among the tokens of the text (LLaVA).
-        reader = cross_reader(self.base) if self.survey.has_unplanned_modules else None
+        reader = choose_cross_reader(self.base) if self.survey.has_unplanned_modules else None
         if reader is not None:
             return reader(self, self._processor)
         if self.text_generator is not None and reads_pictures_in_text(self.base):

@@ -46,8 +46,6 @@ class UnclearError(Exception):  # noqa: N818 - no error: `hf.check` then tries t
 class AttentionSurvey:
     """Describe a model's attention layers: kinds, sizes, the modules that compute them, and how they were checked.
 
-    A layer key is (kind, layer), such as ("cross", 3).
-
     Attributes:
         path: "seam", or "eager" if only the attention weights that the model itself returns can be shown.
         layers: Kind -> numbers of the layers that have attention, in the order of computation.
@@ -56,7 +54,7 @@ class AttentionSurvey:
         n_kv_heads: Kind -> number of key/value heads of that layer.
         d_model: Width of the hidden states.
         plan: Attention module -> the layer key of each of its calls in one forward pass. Empty on the eager path.
-        order: The layer keys of all attentions in the order of computation; empty in a survey from the cache.
+        order: The layer keys, such as ("cross", 3), in the order of computation; empty in a survey from the cache.
         extras: Arguments of the forward besides the inputs, by name.
         checked: Whether the attention was compared with the model's own.
         notes: What a user must know about the attention, one sentence each.
@@ -155,9 +153,7 @@ def read_survey(
 def kinds_of(
     config: Any, inputs: Mapping[str, Any], output: Any, weights: Sequence[Tensor]
 ) -> list[Kind]:
-    """Return the kind of each attention, by the shape of its weights, (batch, head, query, key).
-
-    `inputs` are the arguments of the forward, without padding, and `output` is its output.
+    """Return the kind of each attention of an unpadded input, by the shape of its weights, (batch, head, query, key).
 
     Raises:
         UnclearError: The numbers of queries and keys of an attention fit no kind of the model.
@@ -355,7 +351,9 @@ def _notes_on_kind(
             layer_notes.append(f"A sliding window of {attention.window - 1} tokens to either side")
         for note in layer_notes:
             layers_by_note.setdefault(note, []).append(layer)
-    notes = [f"{note} in {kind} layers {format_ranges(numbers)}." for note, numbers in layers_by_note.items()]
+    notes = [
+        f"{note} in {kind} layers {format_ranges(numbers)}." for note, numbers in layers_by_note.items()
+    ]
     modules = {attention.module for attention in attentions}
     if len(modules) < len(layers) and None not in modules:
         notes.append(f"{len(layers)} {kind} layers share {amount(len(modules), 'set')} of weights.")
@@ -373,11 +371,14 @@ def _notes_on_gaps(
         picture_layers = missing_layers & cross_layers
         if picture_layers:
             notes.append(
-                f"Layers {format_ranges(sorted(picture_layers))} attend to pictures alone: without one they compute nothing."
+                f"Layers {format_ranges(sorted(picture_layers))} attend to pictures alone: "
+                "without one they compute nothing."
             )
         if missing_layers - picture_layers:
             attending = sorted({*attention_layers, *picture_layers})
-            notes.append(f"Only layers {format_ranges(attending)} of {n_layers[kind]} have attention ({kind}).")
+            notes.append(
+                f"Only layers {format_ranges(attending)} of {n_layers[kind]} have attention ({kind})."
+            )
     return notes
 
 

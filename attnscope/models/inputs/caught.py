@@ -313,9 +313,9 @@ class CaughtModule:
         except BaseException as error:  # a module may raise anything
             if is_out_of_memory(error):
                 raise
-            reason = f"{type(error).__name__}: {first_line(error)}"
             raise AttnscopeError(
-                f"{self._name} does not run on these inputs: {reason}", "give what its forward receives"
+                f"{self._name} does not run on these inputs: {type(error).__name__}: {first_line(error)}",
+                "give what its forward receives",
             ) from error
 
 

@@ -338,7 +338,7 @@ def _read_photo(model: Model, photo: Photo) -> Reading:
             f"{model.info.name} sees no pictures",
             "leave out --image, or name a vision transformer, such as DINOv2",
         )
-    seen = model.image_reader.see(photo)
+    seen = model.image_reader.prepare_photo(photo)
     return Reading.of(seen, seen.tokens.text)
 
 
@@ -357,16 +357,20 @@ def _read_photo_prompt(model: Model, view: PhotoPrompt) -> Reading:
                 f"{model.info.name} looks for objects, and reads and writes no words",
                 "leave out the text and --generate",
             )
-        return Reading.of(model.image_text_reader.view(view.photos, ""), view.photos[0].source)
+        return Reading.of(model.image_text_reader.prepare_prompt(view.photos, ""), view.photos[0].source)
     if has_text:
-        return Reading.of(model.image_text_reader.view(view.photos, view.text, view.generate), view.text)
+        return Reading.of(
+            model.image_text_reader.prepare_prompt(view.photos, view.text, view.generate), view.text
+        )
     # Without words, models for captions describe the picture. All others need a question.
-    if not model.image_text_reader.describes:
+    if not model.image_text_reader.is_text_optional:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for",
             "give a text, such as a question",
         )
-    seen = model.image_text_reader.view(view.photos, "", view.generate or DEFAULT_ANSWER_TOKENS)
+    seen = model.image_text_reader.prepare_prompt(
+        view.photos, "", view.generate or DEFAULT_ANSWER_TOKENS
+    )
     text = _extract_ordinary_text(seen.tokens)
     if not text:
         raise AttnscopeError(
@@ -388,7 +392,7 @@ def _read_speech(model: Model, speech: Speech) -> Reading:
             f"{model.info.name} takes {takes}, not recordings",
             "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
         )
-    heard = model.audio_reader.hear(speech.recording)
+    heard = model.audio_reader.prepare_recording(speech.recording)
     # Without a decoder there is no transcript.
     if heard.sound is None or model.text_generator is None:
         if speech.transcript is not None:
@@ -407,7 +411,7 @@ def _read_speech(model: Model, speech: Speech) -> Reading:
         written = _extract_ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
     # The encoder reads the sound, the decoder the transcript.
-    inputs = {**heard.inputs, **model.text_generator.decoder_inputs(target)}
+    inputs = {**heard.inputs, **model.text_generator.make_decoder_inputs(target)}
     return Reading.of(heard, target.text, note, inputs=inputs, target=target)
 
 

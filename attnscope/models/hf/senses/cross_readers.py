@@ -1,11 +1,12 @@
 """Read models whose words, or learned queries, attend to the patches of a picture by cross-attention.
 
-Each family lists the names of the modules that compute its attentions. They cannot be found out at load as those of
-other models are: these models do not run on text alone, and the maps of their vision towers would be large. Instead,
-their output through the seam is compared with their own on the first picture. Modules whose attention does not pass the
-seam get another forward, `_attend`, while the model runs.
+The *seam* is our attention function, which transformers calls in place of its own. Each family lists the names of the
+modules that compute its attentions. Other models are traced at load to find these modules. That is not possible here:
+these models do not run on text alone, and the attention maps of their vision towers would be large. Instead, the output
+through the seam is compared with the model's own output on the first picture. While the model runs, modules that do not
+call the seam get another forward, `_attend`.
 
-To add a family, add it to `CROSS_READERS`, with a class of its own where none fits.
+To add a family, add it to `CROSS_READERS`, with a class of its own if no class fits.
 """
 
 import re
@@ -23,8 +24,14 @@ from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import attention_function, use_attention
-from attnscope.models.hf.senses.media_readers import merges_patches, patch_size, tokens_before
-from attnscope.models.hf.senses.patch_places import Cut, ImageView, PhotoPrompt, join_tiles, one_grid
+from attnscope.models.hf.senses.media_readers import list_prefix_tokens, merges_patches, read_patch_size
+from attnscope.models.hf.senses.patch_places import (
+    ImageView,
+    PhotoPrompt,
+    ViewsAndCount,
+    join_tiles,
+    make_grid_views,
+)
 from attnscope.models.hf.senses.text_generator import Arguments
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.survey import AttentionSurvey
@@ -43,30 +50,34 @@ class CrossAttentionReader(VisionLanguageReader):
     """A reader for families whose words or queries attend to the patches of one picture by cross-attention.
 
     Attributes:
-        modules: Pairs of a kind of attention and a regular expression for the names of its modules; the group in it is
-            the layer. "cross" attends to the picture, "decoder" among words, "encoder" among learned queries.
-        notes: What a user must know of parts that are not shown, one sentence each.
+        module_patterns: (kind of attention, regular expression for the names of its modules). The first group of the
+            expression is the layer. Words or queries attend to the picture in "cross" attention, words to words in
+            "decoder" attention, and learned queries to each other in "encoder" attention.
+        notes: What a user must know about parts that are not shown, one sentence each.
     """
 
-    modules: ClassVar[tuple[tuple[Kind, str], ...]]
+    module_patterns: ClassVar[tuple[tuple[Kind, str], ...]]
     notes: tuple[str, ...] = ()
-    among_words = False
+    has_patch_tokens = False
     takes_several_photos = False
 
     @classmethod
     def survey(cls, base: PreTrainedModel) -> AttentionSurvey:
-        """Return the attention layers of words and queries; those of the vision tower are left out."""
+        """Return the attention layers of words and queries, without those of the vision tower.
+
+        A layer key is (kind, layer), such as ("cross", 3).
+        """
         plan: dict[nn.Module, list[LayerKey]] = {}
         layers: dict[Kind, tuple[int, ...]] = {}
         n_layers: dict[Kind, int] = {}
         n_heads: dict[Kind, int] = {}
         n_kv_heads: dict[Kind, int] = {}
-        for kind, pattern in cls.modules:
+        for kind, pattern in cls.module_patterns:
             modules, n_layers[kind] = _find_modules(base, pattern)
             for layer, module in modules.items():
                 plan[module] = [(kind, layer)]
-                # All layers of a kind have as many heads.
-                n_heads[kind], n_kv_heads[kind] = _heads_of(module)
+                # All layers of a kind have the same numbers of heads.
+                n_heads[kind], n_kv_heads[kind] = _read_n_heads(module)
             layers[kind] = tuple(modules)
         return AttentionSurvey(
             path="seam",
@@ -76,45 +87,50 @@ class CrossAttentionReader(VisionLanguageReader):
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             d_model=int(base.config.get_text_config(decoder=True).hidden_size),
-            notes=() if stands_alone(base) else cls.notes,
+            notes=() if has_standalone_part(base) else cls.notes,
             has_unplanned_modules=True,
-            run_forward=_at_seam(base),
+            run_forward=_make_seam_forward(base),
         )
 
     @property
-    def _tower(self) -> Any:
+    def _vision_tower(self) -> Any:
         """Return the vision tower, which encodes the picture."""
         return getattr(self._base, "vision_model", None) or self._base.encoder
 
-    def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return one grid of patches, which come after tokens such as CLS among the keys.
+    def _find_views(self, photo_prompt: PhotoPrompt) -> ViewsAndCount:
+        """Return one grid of patches. Among the keys, the patches come after tokens such as CLS.
 
-        A tower that merges patches pads the picture to whole ones.
+        A tower that merges patches pads the picture to whole patches.
         """
-        patch = patch_size(self._tower, self._name)
-        n_before = len(tokens_before(self._tower))
-        return one_grid(output, patch, n_before, is_filled=merges_patches(self._tower))
+        patch = read_patch_size(self._vision_tower, self._name)
+        n_before = len(list_prefix_tokens(self._vision_tower))
+        return make_grid_views(
+            photo_prompt, patch, n_before, is_filled=merges_patches(self._vision_tower)
+        )
 
-    def _padding(self, inputs: Arguments, labels: Mapping[int, str]) -> NDArray[np.bool_]:
-        """Return which keys are padding that no query sees, (key,). `labels` are those of patches, by key."""
+    def _find_padding(self, inputs: Arguments, labels: Mapping[int, str]) -> NDArray[np.bool_]:
+        """Return whether each key is padding, (key,). `labels` are key -> label of its patch."""
         return np.zeros(max(labels) + 1, bool)
 
-    def _queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
-        """Return the queries of each kind of attention. Those of "decoder" are words, or object queries (DETR)."""
-        words = self._words(inputs, {}, n_given)
+    def _name_queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
+        """Return the queries of each kind of attention. Those of "decoder" are words, or object queries (DETR).
+
+        `n_given` is the number of tokens of the prompt; the model wrote the tokens after them.
+        """
+        words = self._name_words(inputs, {}, n_given)
         return {"cross": words, "decoder": words}
 
     def _name_tokens(
         self, inputs: Arguments, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        # Keys are patches, which have labels, other tokens of the tower ("CLS"), and padding.
-        is_padding = self._padding(inputs, labels)
+        # A key is a patch, which has a label, another token of the tower ("CLS"), or padding.
+        is_padding = self._find_padding(inputs, labels)
         names = dict.fromkeys(np.flatnonzero(~is_padding).tolist(), "CLS")
         names.update(labels)
         keys = make_key_tokens(len(is_padding), names, [photo.source for photo in photos])
-        queries = self._queries(inputs, n_given)
+        queries = self._name_queries(inputs, n_given)
         words = queries["decoder"]
-        # Words before the picture cannot attend to it: they are not shown.
+        # Words before the picture cannot attend to it, so they are not shown.
         first_word = max(self._picture_positions(inputs), default=-1) + 1
         axes: dict[str, AttentionAxes] = {}
         for kind, layers in self.model.survey.layers.items():
@@ -126,55 +142,68 @@ class CrossAttentionReader(VisionLanguageReader):
 
 
 class MllamaReader(CrossAttentionReader):
-    """Some layers of the language model attend to tiles of photos; in the text one token stands for each photo."""
+    """Read models in which some layers of the language model attend to tiles of photos (Mllama).
 
-    modules = (
+    In the text one token stands for each photo.
+    """
+
+    module_patterns = (
         ("cross", r"language_model\.layers\.(\d+)\.cross_attn"),
         ("decoder", r"language_model\.layers\.(\d+)\.self_attn"),
     )
     takes_several_photos = True
 
-    def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return each photo joined from its tiles. The keys of a tile are a CLS token, then its patches, row by row.
+    def _find_views(self, photo_prompt: PhotoPrompt) -> ViewsAndCount:
+        """Return one view per photo, joined from its tiles.
 
-        A photo of fewer tiles than the model takes is padded with empty tiles.
+        The keys of a tile are a CLS token, then its patches, row by row. The processor adds empty tiles to a photo that
+        has fewer tiles than the model reads.
         """
         config = self._base.config.vision_config
-        side = config.image_size // config.patch_size
-        # Number the keys: (photo, tile, key), and without the CLS tokens (photo, tile, row, column)
-        n_photos, n_tiles = output.pixels.shape[1:3]
-        n_each = self._tower.num_patches
-        keys = torch.arange(n_photos * n_tiles * n_each).view(n_photos, n_tiles, n_each)
-        cells = keys[..., 1:].reshape(n_photos, n_tiles, side, side)
+        patches_per_side = config.image_size // config.patch_size
+        # Number the keys, (photo, tile, key). Then drop the CLS tokens: (photo, tile, row, column).
+        n_photos, n_tiles = photo_prompt.pixels.shape[1:3]
+        n_keys_per_tile = self._vision_tower.num_patches
+        keys = torch.arange(n_photos * n_tiles * n_keys_per_tile).view(
+            n_photos, n_tiles, n_keys_per_tile
+        )
+        token_indices = keys[..., 1:].reshape(n_photos, n_tiles, patches_per_side, patches_per_side)
         # Pixels within whole patches: (photo, tile, 3, height, width)
-        covered = output.pixels[0, ..., : side * config.patch_size, : side * config.patch_size]
-        panes = []
-        for number, ratio_id in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
-            down, across = config.supported_aspect_ratios[ratio_id - 1]
-            pixels = join_tiles(covered[number], down, across)
-            panes.append(ImageView(number, pixels, join_tiles(cells[number], down, across)))
-        return panes, keys.numel()
+        covered_pixels = photo_prompt.pixels[
+            0, ..., : patches_per_side * config.patch_size, : patches_per_side * config.patch_size
+        ]
+        views = []
+        for number, ratio_id in enumerate(photo_prompt.inputs["aspect_ratio_ids"][0].tolist()):
+            tile_rows, tile_columns = config.supported_aspect_ratios[ratio_id - 1]
+            pixels = join_tiles(covered_pixels[number], tile_rows, tile_columns)
+            views.append(
+                ImageView(number, pixels, join_tiles(token_indices[number], tile_rows, tile_columns))
+            )
+        return views, keys.numel()
 
-    def _padding(self, inputs: Arguments, labels: Mapping[int, str]) -> NDArray[np.bool_]:
-        # Which tiles the last token sees, (photo * tile,), repeated for all keys of a tile: (key,)
+    def _find_padding(self, inputs: Arguments, labels: Mapping[int, str]) -> NDArray[np.bool_]:
+        # Whether the last token attends to each tile, (photo * tile,), repeated for all keys of a tile: (key,)
         sees_tile = inputs["cross_attention_mask"][0, -1].reshape(-1)
-        return np.repeat(sees_tile.cpu().numpy() <= 0, self._tower.num_patches)
+        return np.repeat(sees_tile.cpu().numpy() <= 0, self._vision_tower.num_patches)
 
-    def _extend(self, inputs: Arguments, ids: Sequence[int]) -> dict[str, Tensor]:
-        """Return arguments in which written tokens see the tiles that the last token of the prompt sees."""
-        longer = super()._extend(inputs, ids)
+    def _extend_inputs(self, inputs: Arguments, ids: Sequence[int]) -> dict[str, Tensor]:
+        """Return arguments in which written tokens attend to the same tiles as the last token of the prompt."""
+        extended_inputs = super()._extend_inputs(inputs, ids)
         # (batch, token, photo, tile)
         mask = inputs["cross_attention_mask"]
         n_more = len(ids) - mask.shape[1]
         mask_of_written = mask[:, -1:].expand(-1, n_more, -1, -1)
-        longer["cross_attention_mask"] = torch.cat([mask, mask_of_written], 1)
-        return longer
+        extended_inputs["cross_attention_mask"] = torch.cat([mask, mask_of_written], 1)
+        return extended_inputs
 
 
 class QFormerReader(CrossAttentionReader):
-    """Learned queries attend to the patches; a language model reads their outputs as tokens of its text (BLIP-2)."""
+    """Read models in which learned queries attend to the patches (BLIP-2).
 
-    modules = (
+    The language model reads the outputs of the queries as tokens of its text.
+    """
+
+    module_patterns = (
         ("cross", r"qformer\.encoder\.layer\.(\d+)\.crossattention\.attention"),
         ("encoder", r"qformer\.encoder\.layer\.(\d+)\.attention\.attention"),
         ("decoder", r"language_model\.(?:model\.)?(?:decoder\.)?layers\.(\d+)\.self_attn"),
@@ -184,32 +213,35 @@ class QFormerReader(CrossAttentionReader):
         "The queries do not read the text: whatever is asked, they look at the same places.",
     )
 
-    def _queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
-        # Tokens of the text that stand for the picture are replaced by the outputs of the queries.
+    def _name_queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
+        # The model replaces the picture tokens of the text by the outputs of the queries.
         names = {
             position: f"Q{number}" for number, position in enumerate(self._picture_positions(inputs))
         }
         queries = make_query_tokens(len(names))
-        words = self._words(inputs, names, n_given)
+        words = self._name_words(inputs, names, n_given)
         return {"cross": queries, "encoder": queries, "decoder": words}
 
 
 class CaptionReader(CrossAttentionReader):
-    """A decoder writes about a picture; no token of its text stands for it (TrOCR, Donut, GPT-2 after ViT)."""
+    """Read models in which a decoder writes about a picture (TrOCR, Donut, GPT-2 after ViT).
 
-    modules = (
+    No token of the text stands for the picture.
+    """
+
+    module_patterns = (
         ("cross", r"(?:text_)?decoder\.(?:.*\.)?(\d+)\.(?:encoder_attn|crossattention(?:\.self)?)"),
         ("decoder", r"(?:text_)?decoder\.(?:.*\.)?(\d+)\.(?:self_attn|attn|attention\.self)"),
     )
     notes: tuple[str, ...] = (
         "Its encoder merges patches, and attends within windows: it is not shown, the decoder is.",
     )
-    describes = True
+    is_text_optional = True
     ids_name = "decoder_input_ids"
 
-    def _start_id(self) -> int:
+    def _find_start_id(self) -> int:
         """Return the id of the token that the decoder's text begins with."""
-        return self._writer.start_id()
+        return self._text_generator.find_start_id()
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         tokenizer = self.model.vocabulary
@@ -219,9 +251,9 @@ class CaptionReader(CrossAttentionReader):
                 "save it beside the model: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
             )
         pixels = self._image_processor(images=list(images), return_tensors="pt")["pixel_values"]
-        # The start token of the decoder, then the text that it is to continue, without an end token.
+        # The ids are the start token of the decoder, then the text to continue, without an end token.
         text_ids = tokenizer.backend(prompt, add_special_tokens=False, verbose=False)["input_ids"]
-        start = self._start_id()
+        start = self._find_start_id()
         if text_ids[:1] != [start]:
             text_ids = [start, *text_ids]
         ids = torch.tensor([text_ids])
@@ -229,27 +261,29 @@ class CaptionReader(CrossAttentionReader):
 
 
 class BlipReader(CaptionReader):
-    """BLIP's decoder, which begins and ends a text with tokens of its own."""
+    """Read BLIP, whose decoder begins and ends a text with tokens of its own."""
 
     notes = ()
     ids_name = "input_ids"
 
-    def _start_id(self) -> int:
+    def _find_start_id(self) -> int:
         return int(self._base.config.text_config.bos_token_id)
 
-    def _write(self, inputs: Arguments, n: int) -> list[int]:
-        # BLIP's own `generate` drops the last token of what it is given, for that ends a text: add such a token.
+    def _generate_ids(self, inputs: Arguments, max_new_tokens: int) -> list[int]:
+        # BLIP's own `generate` drops the last token of its input, which is meant to be an end token: add an end token.
         end = self._base.config.text_config.sep_token_id
-        ids = self._ids_of(inputs)
-        ended = self._extend(inputs, [*ids, end])
-        written = self._writer.answer(ended, n, len(ids), suppress_tokens=None, forced_eos_token_id=None)
-        return written[:-1] if written[-1:] == [end] else written
+        ids = self._text_ids(inputs)
+        inputs_with_end = self._extend_inputs(inputs, [*ids, end])
+        written_ids = self._text_generator.generate_ids(
+            inputs_with_end, max_new_tokens, len(ids), suppress_tokens=None, forced_eos_token_id=None
+        )
+        return written_ids[:-1] if written_ids[-1:] == [end] else written_ids
 
 
 class ObjectReader(CrossAttentionReader):
-    """Object queries attend to the feature map of a photo, and to each other (DETR)."""
+    """Read models in which object queries attend to the feature map of a photo, and to each other (DETR)."""
 
-    modules = (
+    module_patterns = (
         ("cross", r"decoder\.layers\.(\d+)\.encoder_attn"),
         ("decoder", r"decoder\.layers\.(\d+)\.self_attn"),
     )
@@ -257,35 +291,35 @@ class ObjectReader(CrossAttentionReader):
         "Object queries (Q0, Q1 …) look at what the encoder makes of the photo; the encoder itself is not shown.",
         "A patch is a place of the feature map: through convolutions and encoder it knows of what lies around it.",
     )
-    describes = True
+    is_text_optional = True
     reads_words = False
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         return dict(self._image_processor(images=list(images), return_tensors="pt"))
 
-    def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return the photo, padded to whole places of the feature map, which are its patches."""
-        # Run the backbone: its last feature map is (1, d, row, column).
-        pixels = output.pixels.to(self.model.device, self._base.dtype)
+    def _find_views(self, photo_prompt: PhotoPrompt) -> ViewsAndCount:
+        """Return the photo, padded to whole patches, as one grid. Its patches are the positions of the feature map."""
+        # Run the backbone. Its last feature map is (1, d, row, column).
+        pixels = photo_prompt.pixels.to(self.model.device, self._base.dtype)
         with torch.no_grad(), silence(), use_attention(self._base, None):
             features = self._base.backbone(pixels, torch.ones_like(pixels[:, 0]))
         feature_map, _ = features[-1]
-        # Each stage halves height and width, rounded up: 33 pixels in 2 places are patches of 32.
+        # Each stage halves height and width, rounded up. So 33 pixels that became 2 positions are patches of 32 pixels.
         ratios = np.array(pixels.shape[2:]) / feature_map.shape[2:]
         height, width = 2 ** np.ceil(np.log2(ratios)).astype(int)
-        return one_grid(output, (height, width), is_filled=True)
+        return make_grid_views(photo_prompt, (height, width), is_filled=True)
 
-    def _queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
+    def _name_queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
         queries = make_query_tokens(self._base.config.num_queries, self._find_objects(inputs))
         return {"cross": queries, "decoder": queries}
 
     def _find_objects(self, inputs: Arguments) -> dict[int, str]:
-        """Return query -> name of its object's class, if that is likely enough; {} where the head was not loaded."""
+        """Return query -> name of its object's class, for classes that are probable enough; {} without a head."""
         with torch.no_grad(), silence(), use_attention(self._base, None):
             logits = getattr(self.model.model(**inputs), "logits", None)
         if logits is None:
             return {}
-        # (query, class); the last class stands for no object
+        # The logits are (query, class). The last class means "no object", so it is left out.
         probabilities, classes = logits[0].softmax(-1)[:, :-1].max(-1)
         names = self._base.config.id2label
         objects = {}
@@ -303,49 +337,50 @@ CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
     "mllama": MllamaReader,
     "vision-encoder-decoder": CaptionReader,
 }
-"""`model_type` of a configuration -> reader of such models."""
+"""`model_type` of a configuration -> reader for models of this type."""
 
 
-def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
+def choose_cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
     """Return the reader for a model with cross-attention to pictures; None if its family is not known."""
     reader = CROSS_READERS.get(base.config.model_type)
-    # BLIP for question answering has a text encoder in between, which no reader knows.
+    # BLIP for question answering has a text encoder between picture and decoder, which no reader supports.
     if reader is None or hasattr(base, "text_encoder"):
         return None
-    has_all = all(_find_modules(base, pattern)[0] for _, pattern in reader.modules)
+    has_all = all(_find_modules(base, pattern)[0] for _, pattern in reader.module_patterns)
     return reader if has_all else None
 
 
-def stands_alone(base: PreTrainedModel) -> bool:
-    """Return whether a model with cross-attention to pictures has a part that is also shown by itself."""
-    # The vision tower before a decoder, on pictures alone, unless it merges patches.
+def has_standalone_part(base: PreTrainedModel) -> bool:
+    """Return whether a part of a model with cross-attention to pictures can also be shown by itself."""
+    # The vision tower before a decoder can be shown on pictures alone, unless it merges patches.
     if base.config.model_type == "vision-encoder-decoder":
         encoder: Any = base.encoder
         return not merges_patches(encoder)
-    # Mllama's layers without cross-attention, on text alone.
+    # Mllama's layers without cross-attention can be shown on text alone.
     return base.config.model_type == "mllama"
 
 
 def _find_modules(base: PreTrainedModel, pattern: str) -> tuple[dict[int, nn.Module], int]:
-    """Return layer -> the innermost module whose name matches, and how many layers there are.
+    """Return layer -> the innermost module whose name matches, and the number of layers.
 
-    The first group of the pattern is the number of the layer.
+    The first group of the pattern is the number of the layer. Layers without a match count as layers too.
     """
     modules: dict[int, nn.Module] = {}
     n_layers = 0
-    # A module comes before those in it, such as `crossattention` before `crossattention.self`: the innermost is kept.
+    # named_modules() returns a module before its submodules, such as `crossattention` before `crossattention.self`. So
+    # the innermost match overwrites the outer ones.
     for name, module in base.named_modules():
         match = re.fullmatch(pattern, name)
         if match:
             modules[int(match[1])] = module
-            # All layers, with this attention or without: "decoder.layers" of "decoder.layers.3.encoder_attn".
+            # The list of all layers: "decoder.layers", if the name is "decoder.layers.3.encoder_attn".
             stack: Any = base.get_submodule(name[: match.start(1) - 1])
             n_layers = len(stack)
     return modules, n_layers
 
 
-def _heads_of(module: nn.Module) -> tuple[int, int]:
-    """Return how many query heads and key/value heads an attention module has."""
+def _read_n_heads(module: nn.Module) -> tuple[int, int]:
+    """Return the numbers of query heads and key/value heads of an attention module."""
     heads_per_group = getattr(module, "num_key_value_groups", 1)
     for owner in (module, getattr(module, "config", None)):
         for name in ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_heads"):
@@ -358,8 +393,11 @@ def _heads_of(module: nn.Module) -> tuple[int, int]:
 # Attention that does not look up its function by name -------------------------------------------------------------
 
 
-def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
-    """Return a function that runs a model with attention of its own through the seam; None if it has none."""
+def _make_seam_forward(base: PreTrainedModel) -> Callable[..., Any] | None:
+    """Return a function that runs a model with `_attend` as the forward of its own attention classes.
+
+    Return None for a model without such classes: its attention passes the seam anyway.
+    """
     names = ("BlipTextSelfAttention", "TrOCRAttention")
     modules = [module for module in base.modules() if type(module).__name__ in names]
 
@@ -380,19 +418,23 @@ def _attend(
     key_value_states: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute BLIP's or TrOCR's attention through the seam, in place of a module's own forward and without a cache."""
-    # Queries are made of hidden_states, (batch, query, d), keys and values of key_states, (batch, key, d): the same,
-    # unless BLIP or TrOCR names the encoder's.
+    """Compute BLIP's or TrOCR's attention by `attention_function`, in place of the module's own forward.
+
+    `forward` is the module's own forward, which is not called. There is no key/value cache.
+    """
+    # Queries are projected from hidden_states, (batch, query, d); keys and values from key_states, (batch, key, d). In
+    # self-attention both are the same. In cross-attention key_states are the encoder's: BLIP passes them as
+    # encoder_hidden_states, TrOCR as key_value_states.
     key_states = hidden_states
     if encoder_hidden_states is not None:
         key_states = encoder_hidden_states
         attention_mask = encoder_attention_mask
     elif key_value_states is not None:
         key_states = key_value_states
-    # Project, and divide into heads: (batch, head, token, d_head)
+    # Project, and split into heads: (batch, head, token, d_head)
     is_trocr = hasattr(module, "q_proj")
     names = ("q_proj", "k_proj", "v_proj") if is_trocr else ("query", "key", "value")
-    n_heads, _ = _heads_of(module)
+    n_heads, _ = _read_n_heads(module)
     tensors = []
     for name, states in zip(names, (hidden_states, key_states, key_states), strict=True):
         projected = getattr(module, name)(states)

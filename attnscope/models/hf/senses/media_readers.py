@@ -1,4 +1,7 @@
-"""Turn a photo or a recording into inputs of a model by its own processor, with its patches or frames as tokens."""
+"""Turn a photo or a recording into inputs of a model by its own processor, with its patches or frames as tokens.
+
+A *frame* is the piece of a recording that one token of an audio model stands for.
+"""
 
 import math
 from dataclasses import replace
@@ -20,21 +23,21 @@ from attnscope.senses.tokens import make_frame_tokens, make_patch_tokens
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
-_PARAMETERS = {
+_TOKEN_PARAMETERS = {
     "CLS": ("cls_token", "class_embedding", "class_token"),
     "DIST": ("distillation_token", "dist_token"),
 }
-"""Label of a token before the patches -> the names that families of models give to the parameter that holds it."""
+"""Label of a token before the patches -> the names of its parameter in various families of models."""
 
-_REGISTERS = ("register_tokens", "register_token", "reg_token")
-"""Names of the parameter that holds registers, (..., register, d)."""
+_REGISTER_PARAMETERS = ("register_tokens", "register_token", "reg_token")
+"""Names of the parameter that holds register tokens, (..., register, d)."""
 
 _INTERPOLATE = "interpolate_pos_encoding"
-"""The forward's argument that has positions interpolated for pictures of another size."""
+"""The name of the forward's argument that makes the model interpolate its positions for pictures of other sizes."""
 
 
 class MediaReader:
-    """Hold a model, and its processor of transformers, which is None if the model came without one."""
+    """Hold a model and its transformers processor, which is None if the model came without a processor."""
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         self.model = model
@@ -43,7 +46,7 @@ class MediaReader:
         self._processor = processor
 
     def _require_processor(self, kind: str) -> None:
-        """Refuse a model that came without its processor; `kind` is what to call that, such as "image processor"."""
+        """Raise AttnscopeError without a processor; `kind` is its name in the message, such as "image processor"."""
         if self._processor is None:
             raise AttnscopeError(
                 f"{self._name} came without its {kind}",
@@ -52,28 +55,27 @@ class MediaReader:
 
 
 class ImageReader(MediaReader):
-    """The part of a model that sees pictures."""
+    """Prepare photos for a vision model."""
 
-    def see(self, photo: Photo) -> SensoryInput:
-        """Return a photo as the model sees it: through its own image processor, cut into its patches.
+    def prepare_photo(self, photo: Photo) -> SensoryInput:
+        """Return a photo as inputs of the model, made by its own image processor, with its patches as tokens.
 
-        Models must cut pictures into one grid of patches, and see all of them in each layer.
+        The model must cut pictures into one grid of patches, and process all patches in each layer.
         """
         self._require_processor("image processor")
-        # The processor's picture, (1, 3, y, x)
+        # The processor's picture is (1, 3, height, width).
         options = {} if photo.size is None else self._resize(photo.size)
         with as_failure(f"the image processor of {self._name} fails on {photo.source}"):
             features = self._processor(images=photo.image, return_tensors="pt", **options)
         pixels = features.get("pixel_values")
         shape = getattr(pixels, "shape", ())
         if len(shape) != 4 or shape[:2] != (1, 3):
-            found = tuple(shape) or "none"
             raise AttnscopeError(
-                f"the image processor of {self._name} gives no picture of three colours, but {found}",
+                f"the image processor of {self._name} gives no picture of three colours, but {tuple(shape) or 'none'}",
                 "models that see one picture as one grid of patches are supported, videos are not",
             )
-        # The grid of patches; pixels beyond whole patches are cut off.
-        patch_height, patch_width = patch_size(self._base, self._name)
+        # Cut the picture into a grid of whole patches. Pixels beyond the last whole patch are cut off.
+        patch_height, patch_width = read_patch_size(self._base, self._name)
         rows = pixels.shape[2] // patch_height
         columns = pixels.shape[3] // patch_width
         if not rows or not columns:
@@ -81,39 +83,40 @@ class ImageReader(MediaReader):
                 f"{self._name} sees {photo.source} smaller than one of its patches", "give another photo"
             )
         colours = undo_normalisation(self._processor, pixels)
-        covered = np.ascontiguousarray(colours[: rows * patch_height, : columns * patch_width])
+        covered_pixels = np.ascontiguousarray(colours[: rows * patch_height, : columns * patch_width])
         notes: tuple[str, ...] = ()
-        if covered.shape != colours.shape:
+        if covered_pixels.shape != colours.shape:
             notes = (
                 "the patches do not reach the right and lower edge of what the model is given: that is cut off",
             )
-        # ViT-MAE sorts its patches by a noise: `patch_order` keeps them in order.
+        # ViT-MAE shuffles its patches by an argument `noise`. `patch_order` returns a noise that keeps their order, and
+        # returns {} for other models.
         inputs: dict[str, Any] = {
             **patch_order(self._base, pixels),
             "pixel_values": pixels.to(self._base.dtype),
         }
         if photo.size and accepts(self._base, _INTERPOLATE):
             inputs[_INTERPOLATE] = True
-        # Tokens before the patches (CLS, registers), then the patches row by row.
-        tokens = make_patch_tokens((rows, columns), tokens_before(self._base), photo.source)
-        # A run whose layers see another number of tokens is refused.
+        # The tokens are those before the patches (CLS, registers), then the patches row by row.
+        tokens = make_patch_tokens((rows, columns), list_prefix_tokens(self._base), photo.source)
+        # Let the model refuse a run on these inputs in which a layer has another number of tokens.
         self.model.expect(inputs, len(tokens))
-        picture = Picture(covered, (rows, columns), photo.source, photo.image.size)
+        picture = Picture(covered_pixels, (rows, columns), photo.source, photo.image.size)
         return SensoryInput(inputs, tokens, picture, notes=notes)
 
     def _resize(self, size: int) -> dict[str, Any]:
-        """Return the processor's options for a square of `size` pixels; it crops the same share as by default."""
-        # A processor scales a photo to a size, or scales its shorter edge to a size and crops the middle.
-        usual = getattr(self._processor, "size", None)
-        shortest_edge = getattr(usual, "shortest_edge", None)
-        can_scale = shortest_edge or getattr(usual, "height", None)
-        # Only models that interpolate their positions take other sizes, of whole patches. DINOv2 does so by itself.
+        """Return the processor's options for a square of `size` pixels. The cropped fraction is that of the default."""
+        # Some processors scale a photo to a size. Others scale its shorter edge to a size, and crop the middle.
+        default_size = getattr(self._processor, "size", None)
+        shortest_edge = getattr(default_size, "shortest_edge", None)
+        can_scale = shortest_edge or getattr(default_size, "height", None)
+        # Only models that interpolate their positions read other sizes, in whole patches. DINOv2 does it unasked.
         is_dinov2 = self._base.config.model_type.startswith("dinov2")
         if not can_scale or not (is_dinov2 or accepts(self._base, _INTERPOLATE)):
             raise AttnscopeError(
                 f"{self._name} takes pictures of one size", "leave out --size; DINOv2 and ViT have it"
             )
-        height, width = patch_size(self._base, self._name)
+        height, width = read_patch_size(self._base, self._name)
         if size % height or size % width:
             raise AttnscopeError(
                 f"{size} pixels are no whole patches of {height}", f"--size {size // height * height} is"
@@ -121,50 +124,52 @@ class ImageReader(MediaReader):
         square = {"height": size, "width": size}
         if not shortest_edge:
             return {"size": square}
-        usual_crop = (
+        default_crop = (
             getattr(getattr(self._processor, "crop_size", None), "height", None) or shortest_edge
         )
-        edge = round(shortest_edge * size / usual_crop)
+        edge = round(shortest_edge * size / default_crop)
         return {"size": {"shortest_edge": edge}, "crop_size": square}
 
 
 class AudioReader(MediaReader):
-    """The part of a model that hears recordings."""
+    """Prepare recordings for an audio model."""
 
-    def hear(self, recording: Recording) -> SensoryInput:
-        """Return a recording as the model hears it, through its own feature extractor."""
+    def prepare_recording(self, recording: Recording) -> SensoryInput:
+        """Return a recording as inputs of the model, made by its own feature extractor."""
         if not takes_recordings(self._base):
             raise AttnscopeError(
                 f"{self._name} hears recordings in a way that is not supported",
                 "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
             )
         self._require_processor("feature extractor")
-        # Whisper listens for a window of fixed length, wav2vec 2.0 to the whole recording.
+        # Whisper reads a window of fixed length, wav2vec 2.0 the whole recording.
         return (
-            self._hear_window(recording) if hears_windows(self._base) else self._hear_frames(recording)
+            self._prepare_window(recording)
+            if hears_windows(self._base)
+            else self._prepare_frames(recording)
         )
 
     @property
-    def _rate(self) -> int:
-        """Return the rate of the extractor, in samples a second."""
+    def _sampling_rate(self) -> int:
+        """Return the sampling rate of the extractor, in samples per second."""
         return int(self._processor.sampling_rate)
 
-    def _hear_window(self, recording: Recording) -> SensoryInput:
-        """Pad or cut a recording to the window that a model listens for (Whisper)."""
+    def _prepare_window(self, recording: Recording) -> SensoryInput:
+        """Prepare a recording for a model that reads a window of fixed length (Whisper): pad it or cut it."""
         base = self._base
-        # The encoder makes a frame of `stride` steps of the spectrogram, each of hop_length samples.
+        # The encoder makes one frame from `stride` steps of the spectrogram. Each step has hop_length samples.
         stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
         frame_samples = stride * int(self._processor.hop_length)
         n_frames = int(base.config.max_source_positions)
         window_samples = n_frames * frame_samples
-        window_s = window_samples / self._rate
+        window_s = window_samples / self._sampling_rate
         notes: tuple[str, ...] = ()
-        samples = recording.resampled(self._rate).samples
+        samples = recording.resampled(self._sampling_rate).samples
         if len(samples) > window_samples:
             lasts = f"{recording.source} lasts {recording.seconds:.1f} s"
             notes = (f"{lasts}, {self._name} listens for {window_s:g} s: the rest is left out",)
             samples = samples[:window_samples]
-        # The spectrogram: (1, band, step)
+        # The spectrogram of the window: (1, band, step)
         features = self._extract(samples)
         shape = (1, int(base.config.num_mel_bins), n_frames * stride)
         if tuple(features.shape) != shape:
@@ -172,43 +177,45 @@ class AudioReader(MediaReader):
                 f"the feature extractor of {self._name} gives {tuple(features.shape)}, the model takes {shape}",
                 "preprocessor_config.json and config.json belong to different models",
             )
-        # What is drawn ends with the recording, not with the window: (band, step)
+        # Draw the recording without the padding of the window: (band, step)
         n_heard = math.ceil(len(samples) / frame_samples)
-        heard = features[0, :, : n_heard * stride]
-        sound = self._sound(samples, frame_samples, n_heard, window_s, recording.source)
-        sound = replace(sound, spectrogram=_spectrogram(heard, self._processor))
+        heard_features = features[0, :, : n_heard * stride]
+        sound = self._make_sound(samples, frame_samples, n_heard, window_s, recording.source)
+        sound = replace(sound, spectrogram=_make_spectrogram(heard_features, self._processor))
         tokens = make_frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=notes)
 
-    def _hear_frames(self, recording: Recording) -> SensoryInput:
-        """Hear all of a recording, in frames (wav2vec 2.0)."""
+    def _prepare_frames(self, recording: Recording) -> SensoryInput:
+        """Prepare a recording for a model that reads all of it, in frames (wav2vec 2.0)."""
         config = self._base.config
-        samples = recording.resampled(self._rate).samples
+        samples = recording.resampled(self._sampling_rate).samples
         values = self._extract(samples)
-        # Each convolution shortens the sequence: (sample,) -> (frame,).
+        # Each convolution shortens the sequence, from samples to frames.
         n_frames = values.shape[1]
         for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
             n_frames = (n_frames - kernel) // stride + 1
         if n_frames < 1:
-            message = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
-            raise AttnscopeError(message, "give a longer one")
-        seconds = len(samples) / self._rate
+            raise AttnscopeError(
+                f"{recording.source} is too short for {self._name}: {len(samples)} samples",
+                "give a longer one",
+            )
+        seconds = len(samples) / self._sampling_rate
         frame_samples = math.prod(config.conv_stride)
-        sound = self._sound(samples, frame_samples, n_frames, seconds, recording.source)
+        sound = self._make_sound(samples, frame_samples, n_frames, seconds, recording.source)
         inputs = {self._base.main_input_name: values}
-        # A run whose layers see another number of frames is refused.
+        # Let the model refuse a run on these inputs in which a layer has another number of frames.
         self.model.expect(inputs, n_frames)
         tokens = make_frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput(inputs, tokens, sound=sound)
 
     def _extract(self, samples: NDArray[np.float32]) -> Tensor:
-        """Return what the extractor makes of samples for the model: (1, band, step) of Whisper's, else (1, sample)."""
+        """Return the extractor's output for samples: (1, band, step) for Whisper, (1, sample) for other models."""
         with as_failure(f"the feature extractor of {self._name} fails"):
-            features = self._processor(samples, sampling_rate=self._rate, return_tensors="pt")
+            features = self._processor(samples, sampling_rate=self._sampling_rate, return_tensors="pt")
             values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
         return values
 
-    def _sound(
+    def _make_sound(
         self,
         samples: NDArray[np.float32],
         frame_samples: int,
@@ -216,31 +223,40 @@ class AudioReader(MediaReader):
         window_s: float,
         source: str,
     ) -> Sound:
-        """Return the sound in frames of `frame_samples`, with the largest absolute sample of each frame."""
-        # (sample,) -> (frame, sample) -> (frame,); the last frame is filled up with silence.
-        loudness = np.abs(samples[: n_frames * frame_samples])
-        loudness = np.pad(loudness, (0, n_frames * frame_samples - len(loudness)))
-        envelope = loudness.reshape(n_frames, frame_samples).max(1)
-        frame_s = frame_samples / self._rate
-        return Sound(envelope, frame_s, len(samples) / self._rate, window_s, source)
+        """Return the sound in frames of `frame_samples` samples, with the largest absolute sample of each frame.
+
+        `window_s` is the length of what the model reads, in seconds.
+        """
+        # Pad the last frame with silence: (sample,) -> (frame, sample) -> (frame,)
+        magnitudes = np.abs(samples[: n_frames * frame_samples])
+        magnitudes = np.pad(magnitudes, (0, n_frames * frame_samples - len(magnitudes)))
+        envelope = magnitudes.reshape(n_frames, frame_samples).max(1)
+        return Sound(
+            envelope,
+            frame_samples / self._sampling_rate,
+            len(samples) / self._sampling_rate,
+            window_s,
+            source,
+        )
 
 
-# What a model is made of ---------------------------------------------------------------------------------------------
+# Patches and other tokens of a vision model --------------------------------------------------------------------------
 
 
-def hides_patches(base: PreTrainedModel) -> bool:
-    """Return whether a model is an autoencoder that hides patches by chance."""
-    # Hiera's plain model hides none, though it has the setting. Its modules carry `is_mae`.
+def is_masked_autoencoder(base: PreTrainedModel) -> bool:
+    """Return whether a model is a masked autoencoder, which hides random patches."""
+    # Hiera without its pretraining head hides no patches, though its configuration has a mask ratio. Only Hiera's
+    # modules have an attribute `is_mae`.
     if any(hasattr(module, "is_mae") for module in base.modules()):
         return False
-    # Only forwards that hide patches take the noise that orders them.
+    # Only a forward that hides patches has the argument `noise`, which chooses them.
     return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise")
 
 
-def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
+def read_patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
     """Return the height and width of the patches that a model cuts pictures into, in pixels.
 
-    Where stages merge patches, two by two (Swin), those of the last stage. `name` is the model's, for an error.
+    If stages merge patches, two by two (Swin), return those of the last stage. `name` is the model's name in errors.
     """
     size = getattr(base.config, "patch_size", None)
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
@@ -250,29 +266,31 @@ def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
         )
     height, width = sides
     if merges_patches(base):
-        # Each stage after the first merges two by two patches.
-        times = 2 ** (len(base.config.depths) - 1)
-        return height * times, width * times
+        # Each stage after the first one doubles height and width.
+        factor = 2 ** (len(base.config.depths) - 1)
+        return height * factor, width * factor
     return height, width
 
 
 def merges_patches(base: PreTrainedModel) -> bool:
-    """Return whether what sees pictures attends within windows, and merges patches from stage to stage (Swin)."""
+    """Return whether a vision model attends within windows, and merges patches from stage to stage (Swin)."""
     return hasattr(base.config, "depths") and hasattr(base.config, "window_size")
 
 
-def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
-    """Return the labels of the tokens before the patches, which are parameters of the model."""
+def list_prefix_tokens(base: PreTrainedModel) -> tuple[str, ...]:
+    """Return the labels of the tokens before the patches, such as ("CLS", "REG0"). They are parameters of the model."""
     parameters = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
-    labels = [label for label, names in _PARAMETERS.items() if not parameters.keys().isdisjoint(names)]
-    for name in _REGISTERS:
+    labels = [
+        label for label, names in _TOKEN_PARAMETERS.items() if not parameters.keys().isdisjoint(names)
+    ]
+    for name in _REGISTER_PARAMETERS:
         if name in parameters:
             labels += [f"REG{number}" for number in range(parameters[name].shape[-2])]
     return tuple(labels)
 
 
 def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
-    """Return a processor's picture, (1, 3, height, width), as colours from 0 to 255, (height, width, 3)."""
+    """Return a processor's normalised picture, (1, 3, height, width), as colours from 0 to 255, (height, width, 3)."""
     values = pixels[0].cpu().double().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
         deviation = np.asarray(processor.image_std, np.float64)
@@ -287,24 +305,24 @@ def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
 # Sounds --------------------------------------------------------------------------------------------------------------
 
 
-def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
-    """Return the spectrogram of an extractor like Whisper's, (band, step), with its bands; None if these are unknown.
+def _make_spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
+    """Return the spectrogram for drawing; None if the extractor does not tell the frequencies of its bands.
 
-    The extractor gives (log10 of the power + 4) / 4: a difference of 1 is 40 decibels.
+    `features` is Whisper's, (band, step): (log10 of the power + 4) / 4. So a difference of 1 is 40 decibels.
     """
     values = features.float().cpu().numpy()
     filters = np.asarray(getattr(extractor, "mel_filters", None), np.float64)  # (bin, band)
     if filters.ndim != 2 or filters.shape[1] != len(values):
         return None
-    # The middle of a band is the mean of its bins, weighted by its filter.
+    # The centre of a band is the mean frequency of its bins, weighted by its filter.
     bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
     weights = filters.sum(0)
-    middles = np.zeros(len(weights))
-    np.divide(bins @ filters, weights, out=middles, where=weights > 0)
-    # A band of no bins has no middle: it takes that of the band before, so that they never fall.
-    hertz = tuple(np.maximum.accumulate(middles).tolist())
-    # Bytes: 0 for the least power, 255 for the largest.
-    extent = float(np.ptp(values))
-    levels = (values - values.min()) / (extent or 1.0)
+    centres_hz = np.zeros(len(weights))
+    np.divide(bins @ filters, weights, out=centres_hz, where=weights > 0)
+    # A band without bins has no centre. Give it the centre of the band before, so that the centres never decrease.
+    bands_hz = tuple(np.maximum.accumulate(centres_hz).tolist())
+    # Shades are bytes: 0 for the lowest power, 255 for the highest.
+    value_range = float(np.ptp(values))
+    levels = (values - values.min()) / (value_range or 1.0)
     shades: NDArray[np.uint8] = np.rint(255 * levels).astype(np.uint8)
-    return Spectrogram(shades, hertz, 40 * extent)
+    return Spectrogram(shades, bands_hz, 40 * value_range)
