@@ -3,7 +3,7 @@
 import os
 import sys
 
-from attnscope.host import die_at_once, wait_for_imports
+from attnscope.host import delay_interrupts_in_imports, end_process_on_interrupt
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # pathlib takes longer to load
     try:
-        wait_for_imports()
+        delay_interrupts_in_imports()
         from attnscope.cli import main as run
 
         run()
@@ -26,7 +26,7 @@ def main() -> None:
         os._exit(130)  # as shells count: 128 + SIGINT
     finally:
         # Python shuts down: from now on, Ctrl-C ends it without a traceback.
-        die_at_once()
+        end_process_on_interrupt()
 
 
 if __name__ == "__main__":

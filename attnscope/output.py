@@ -402,7 +402,7 @@ def note_glyphs(texts: Iterable[str], files: Iterable[str], font: str | None) ->
     """Return a note in a list if the files have figures, and some characters of the texts are in no font; else []."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
-    note = load_named("drawing.lettering:note_missing")(texts, font)
+    note = load_named("drawing.lettering:describe_missing")(texts, font)
     return [note] if note else []
 
 

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from attnscope.drawing import layout, lettering
-from attnscope.drawing.canvas import MARK
+from attnscope.drawing.canvas import MARK_COLOR
 from attnscope.drawing.style import SCALES, Style
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap_figures import plates_of
@@ -69,10 +69,12 @@ def test_the_rows_of_a_query_are_framed_in_labelled_maps():
     plain = page_of(record, "L00")
 
     def frames(canvas):
-        orange = [lines for lines in canvas.axes.collections if to_hex(lines.get_edgecolor()[0]) == MARK]
+        orange = [
+            lines for lines in canvas.axes.collections if to_hex(lines.get_edgecolor()[0]) == MARK_COLOR
+        ]
         return [tuple(path.get_extents().min) for lines in orange for path in lines.get_paths()]
 
-    (x, y), cell = canvas.corners[0], canvas.places.cell[0]
+    (x, y), cell = canvas.corners[0], canvas.grid.cell_size[0]
     assert frames(plain) == []
     assert frames(canvas)[:2] == [(x, y), (x, y + 2 * cell)]
     assert len(frames(canvas)) == 2 * len(canvas.corners)
@@ -112,8 +114,8 @@ def test_a_cell_is_drawn_where_its_query_and_key_stand():
     record.maps[0].weights[:] = 0
     record.maps[0].weights[0, 0, 1, 3] = 1
     canvas = page_of(record, "L00H00", cmap="Greys")
-    (x, y), cell = canvas.corners[0], canvas.places.cell[0]
-    pixels = canvas.pixels()
+    (x, y), cell = canvas.corners[0], canvas.grid.cell_size[0]
+    pixels = canvas.render_pixels()
     black = []
     for q, k in itertools.product(range(4), repeat=2):
         inner = pixels[int(y + (q + 0.2) * cell), int(x + (k + 0.2) * cell)]
@@ -145,12 +147,12 @@ def test_limits_follow_the_scale():
 def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(scale, monkeypatch):
     """Labels are copied from the first map to the others, and maps pasted: no pixel is another for it."""
     record = simple(9, heads=5)
-    fast = page_of(record, "L01", scale=scale).pixels()
+    fast = page_of(record, "L01", scale=scale).render_pixels()
     drawn = page_of(record, "L01", scale=scale)
-    drawn.label_all()
+    drawn.write_all_labels()
     monkeypatch.setattr(drawn, "_copies", [])
     monkeypatch.setattr(drawn, "_image_boxes", {})
-    np.testing.assert_array_equal(fast, drawn.pixels())
+    np.testing.assert_array_equal(fast, drawn.render_pixels())
 
 
 def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said():
@@ -164,7 +166,7 @@ def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said():
 
 
 def seams_of(canvas):
-    (x, y), cell = canvas.corners[0], canvas.places.cell[0] / canvas.pool
+    (x, y), cell = canvas.corners[0], canvas.grid.cell_size[0] / canvas.pool
     found = set()
     for lines in canvas.axes.collections:
         if np.allclose(lines.get_color()[0][:3], np.array([0xD1, 0x49, 0x5B]) / 255):
@@ -207,7 +209,7 @@ def test_figures_too_large_to_draw_are_pooled(monkeypatch):
     label = next(text for text in row_labels(canvas) if text.get_text() == f"t{place}")
     assert (
         label.get_position()[1]
-        == canvas.corners[0][1] + (canvas.tokens_per_label + 0.5) * canvas.places.cell[0]
+        == canvas.corners[0][1] + (canvas.tokens_per_label + 0.5) * canvas.grid.cell_size[0]
     )
 
 
@@ -269,7 +271,7 @@ def test_records_never_leak_into_each_other():
 
     def pixels(some):
         plates = itertools.chain(*(plates_of(record, Style(), "@1") for record in some))
-        return [page.pixels().tobytes() for _, page in draw_plates(plates, Style())]
+        return [page.render_pixels().tobytes() for _, page in draw_plates(plates, Style())]
 
     fresh = [pixels([record]) for record in records]
     for one, other in itertools.combinations(fresh, 2):
@@ -356,7 +358,7 @@ def test_mathematics_is_shown_literally():
 
 
 def test_characters_without_a_font_are_code_points_and_the_footer_says_so(monkeypatch):
-    monkeypatch.setattr(lettering, "_other_fonts", lambda: [])
+    monkeypatch.setattr(lettering, "_list_other_fonts", lambda: [])
     record = record_of(map_of(tokens_of(["你好", "ab"])), run=RUN | {"model": "模型"})
     for canvas in (page_of(record, "L00"), page_of(record, "query-001", "ab")):
         said = words(canvas)

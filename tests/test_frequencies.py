@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.corpus import CorpusText, count_tokens, repeat_probe
+from attnscope.corpus import CorpusText, count_tokens, generate_repeats
 from attnscope.studies.heads.measuring import log_frequency
 from tests.corpus_helpers import CLS, SEP, encode
 
@@ -18,7 +18,9 @@ from tests.corpus_helpers import CLS, SEP, encode
     st.integers(0, 2**70),
 )
 def test_the_probe_repeats_what_it_says_first(vocabulary, n, length, seed):
-    made = list(repeat_probe(list(vocabulary), n, length, seed, before=[CLS], after=[SEP, SEP]))
+    made = list(
+        generate_repeats(list(vocabulary), n, length, seed, prefix_ids=[CLS], suffix_ids=[SEP, SEP])
+    )
     assert [text.index for text in made] == list(range(n))
     for text in made:
         assert text.ids[0] == CLS
@@ -27,17 +29,17 @@ def test_the_probe_repeats_what_it_says_first(vocabulary, n, length, seed):
         assert length <= 2 * half <= 2 * length
         assert text.ids[1 : 1 + half] == text.ids[1 + half : -2]
         assert set(text.ids[1:-2]) <= vocabulary
-    more = repeat_probe(
-        sorted(vocabulary, reverse=True), n + 1, length, seed, before=[CLS], after=[SEP, SEP]
+    more = generate_repeats(
+        sorted(vocabulary, reverse=True), n + 1, length, seed, prefix_ids=[CLS], suffix_ids=[SEP, SEP]
     )
     assert list(more)[:n] == made
 
 
 def test_the_probe_is_the_same_for_ever():
-    made = [text.ids for text in repeat_probe(range(100, 1100), 2, 4, seed=0)]
+    made = [text.ids for text in generate_repeats(range(100, 1100), 2, 4, seed=0)]
     assert made == [(371, 717, 124, 633, 371, 717, 124, 633), (649, 880, 986, 649, 880, 986)]
-    assert made != [text.ids for text in repeat_probe(range(100, 1100), 2, 4, seed=1)]
-    drawn = np.concatenate([text.ids for text in repeat_probe(range(10), 50, 200, seed=3)])
+    assert made != [text.ids for text in generate_repeats(range(100, 1100), 2, 4, seed=1)]
+    drawn = np.concatenate([text.ids for text in generate_repeats(range(10), 50, 200, seed=3)])
     assert np.bincount(drawn).min() > 0.085 * len(drawn)  # a tenth is expected
 
 

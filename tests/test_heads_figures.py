@@ -117,7 +117,7 @@ class TestRoles:
     def test_everything_is_on_the_page(self, shape, kinds):
         found = fake_findings(*shape, kinds=kinds)
         page = page_of(found, "roles")
-        letters = [one for one in page.written_numbers if not one.text[0].isdigit()]
+        letters = [one for one in page.cell_numbers if not one.text[0].isdigit()]
         assert len({(one.x, one.y) for one in letters}) == len(found["heads"])
         for text in page.axes.findobj(Written):
             x, y = text.get_position()
@@ -129,7 +129,7 @@ class TestRoles:
         page = page_of(
             of(head(0, 0, *roles), head(0, 1), head(0, 2, role("local", tentative=True))), "roles"
         )
-        assert {one.text for one in page.written_numbers} == {"L+", "0.91", "·", "l", "0.80"}
+        assert {one.text for one in page.cell_numbers} == {"L+", "0.91", "·", "l", "0.80"}
         assert "local 2" in written(page)
 
     def test_hostile_names_are_shown_as_they_are(self):
@@ -173,7 +173,7 @@ class TestLargeMaps:
             Head("encoder", 0, 0, (), NAN, {"x": Estimate(0.5, 0.4, 0.6, 0.2)}),
             Head("encoder", 0, 2, (), NAN, {"x": Estimate(0.25, 0.248, 0.252, 0.2)}),
         )
-        numbers = page_of(made, "measure-x").written_numbers
+        numbers = page_of(made, "measure-x").cell_numbers
         assert [one.text for one in numbers] == ["0.500", "0.400–0.600", "0.250", "0.248–0.252"]
         assert numbers[0].color != numbers[2].color
         # No column for a head that is not there.
@@ -189,12 +189,12 @@ class TestLargeMaps:
         ]
         page = page_of(of(*heads), "measure-x")
         largest = sorted(values[2:], key=abs)[-10:]
-        assert sorted(one.text for one in page.written_numbers) == sorted(
+        assert sorted(one.text for one in page.cell_numbers) == sorted(
             f"{v:.1f}".replace("-", "−") for v in largest
         )
         assert any("numbers: the 10 largest by absolute value" in text for text in written(page))
         assert any(text.endswith("grey: undefined") for text in written(page))
-        assert len(page_of(of(*heads[:100]), "measure-x").written_numbers) == 100
+        assert len(page_of(of(*heads[:100]), "measure-x").cell_numbers) == 100
 
     @pytest.mark.parametrize("shape", [(1, 1), (30, 9), (64, 48)])
     def test_pages_are_wide_enough_and_everything_is_on_them(self, shape):
@@ -211,7 +211,7 @@ class TestLargeMaps:
         undefined = Head("encoder", 0, 1, (), NAN, {"x": Estimate(NAN)})
         made = of(known, undefined)
         page = page_of(made, "measure-x")
-        assert [one.text for one in page.written_numbers] == ["0.500", "–"]
+        assert [one.text for one in page.cell_numbers] == ["0.500", "–"]
         assert any(text.startswith("grey: undefined (–)") for text in written(page))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnscope import cli, host
-from attnscope.host import delay_interrupts, die_at_once, wait_for_imports
+from attnscope.host import delay_interrupts, delay_interrupts_in_imports, end_process_on_interrupt
 from tests.processes import LIMIT_S, python
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +44,7 @@ def wait_to_be_interrupted():
 
 @pytest.mark.usefixtures("handler")
 def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module):
-    wait_for_imports()
+    delay_interrupts_in_imports()
     with pytest.raises(KeyboardInterrupt):
         module = __import__(interrupting_module)
         assert module.whole
@@ -54,11 +54,11 @@ def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module):
 
 @pytest.mark.usefixtures("handler")
 def test_ctrl_c_that_still_waits_at_the_end_is_not_lost(interrupting_module, monkeypatch):
-    monkeypatch.setattr(host, "_interrupt_again", lambda: None)
+    monkeypatch.setattr(host, "_schedule_interrupt", lambda: None)
     monkeypatch.setattr(cli, "_run", lambda: int(not __import__(interrupting_module).whole))
     monkeypatch.setattr(cli, "_escape_unprintable", lambda: None)
-    monkeypatch.setattr(host, "_waits_since", None)
-    wait_for_imports()
+    monkeypatch.setattr(host, "_pending_since", None)
+    delay_interrupts_in_imports()
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130
@@ -66,7 +66,7 @@ def test_ctrl_c_that_still_waits_at_the_end_is_not_lost(interrupting_module, mon
 
 @pytest.mark.usefixtures("handler")
 def test_elsewhere_ctrl_c_is_felt_at_once():
-    wait_for_imports()
+    delay_interrupts_in_imports()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     reached = []
@@ -85,7 +85,7 @@ class Dying:
 
 @pytest.mark.usefixtures("handler")
 def test_ctrl_c_that_python_swallows_is_felt_after_all(capsys):
-    wait_for_imports()
+    delay_interrupts_in_imports()
     with pytest.raises(KeyboardInterrupt):
         Dying()
         wait_to_be_interrupted()
@@ -96,8 +96,8 @@ def test_ctrl_c_that_python_swallows_is_felt_after_all(capsys):
 @pytest.mark.parametrize("of_others", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
 def test_who_ignores_or_handles_ctrl_c_keeps_it_so(of_others):
     signal.signal(signal.SIGINT, of_others)
-    wait_for_imports()
-    die_at_once()
+    delay_interrupts_in_imports()
+    end_process_on_interrupt()
     with delay_interrupts():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == of_others

@@ -7,7 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnscope.drawing import layout
-from attnscope.drawing.layout import SCREEN, Margins, PanelRequest, Paper, arrange, nice_ticks
+from attnscope.drawing.layout import (
+    SCREEN_PAPER,
+    Margins,
+    PanelRequest,
+    Paper,
+    arrange_panels,
+    nice_ticks,
+)
 from attnscope.drawing.map_figure import Axis
 from attnscope.report.numbers import tick_texts
 
@@ -39,7 +46,7 @@ def labelled(n, shape, label_px=60, **more):
 
 def boxes_of(places):
     """Every panel with its margins, below the header."""
-    width, height = places.panel
+    width, height = places.panel_size
     margins = places.margins
     above = margins.above * places.zoom
     boxes = [(0.0, 0.0, float(places.width_px), layout.HEADER_PX * places.zoom - 0.5)]
@@ -59,21 +66,21 @@ SIZES = st.integers(1, 600)
 @example(1, 1, 600, 140)
 @example(2, 600, 1, 1)
 def test_panels_never_overlap_and_are_on_the_page(n, rows, columns, label_px):
-    places = arrange(labelled(n, (rows, columns), label_px), SCREEN)
+    places = arrange_panels(labelled(n, (rows, columns), label_px), SCREEN_PAPER)
     assert len(places.corners) == n
     assert places.width_px >= 560
-    require_apart(boxes_of(places), places.width_px, places.bottom + 1)
-    assert places.panel == (columns * places.cell[0], rows * places.cell[1])
+    require_apart(boxes_of(places), places.width_px, places.bottom_y + 1)
+    assert places.panel_size == (columns * places.cell_size[0], rows * places.cell_size[1])
 
 
 def test_rows_of_a_given_height_take_the_width_that_is_left():
     request = PanelRequest(
-        n=4, columns=2, shape=(8, 1), row_px=20, names_px=100, largest_px=900, largest_cell_px=900
+        n=4, columns=2, shape=(8, 1), row_px=20, names_px=100, max_panel_px=900, max_cell_px=900
     )
-    for paper in (SCREEN, Paper.of_width(6.9, 6.5, 300, True, None)):
-        places = arrange(request, paper)
-        assert places.panel[1] == 160
-        assert 2 * places.panel[0] + request.gap_px + 100 == pytest.approx(paper.room_px, abs=2)
+    for paper in (SCREEN_PAPER, Paper.of_width(6.9, 6.5, 300, True, None)):
+        places = arrange_panels(request, paper)
+        assert places.panel_size[1] == 160
+        assert 2 * places.panel_size[0] + request.gap_px + 100 == pytest.approx(paper.room_px, abs=2)
 
 
 @given(
@@ -88,16 +95,16 @@ def test_rows_of_a_given_height_take_the_width_that_is_left():
 @example(1, 2, 2, 5, 3.3, 6.5)
 def test_panels_on_paper_fit_their_width_and_never_overlap(n, rows, columns, label_px, inches, points):
     paper = Paper.of_width(inches, points, 300, True, None)
-    places = arrange(labelled(n, (rows, columns), label_px), paper)
+    places = arrange_panels(labelled(n, (rows, columns), label_px), paper)
     assert (places.width_px - 2 * paper.crop_px) / paper.inch_px == pytest.approx(inches)
     assert places.margins.left <= label_px
     for x, y in places.corners:
         assert x >= layout.MARGIN_PX
-        if places.cell[0] > 0.01:
-            assert x + places.panel[0] <= places.width_px - layout.MARGIN_PX + 0.1
-        assert y + places.panel[1] <= places.bottom
+        if places.cell_size[0] > 0.01:
+            assert x + places.panel_size[0] <= places.width_px - layout.MARGIN_PX + 0.1
+        assert y + places.panel_size[1] <= places.bottom_y
     for (x, y), (further, lower) in itertools.pairwise(places.corners):
-        assert further - x >= places.panel[0] or lower - y >= places.panel[1]
+        assert further - x >= places.panel_size[0] or lower - y >= places.panel_size[1]
 
 
 @given(st.floats(1e-6, 1e6))
@@ -114,17 +121,17 @@ def test_ticks_are_round_and_within(top):
 
 @given(st.text(alphabet="ab \u4e2d", max_size=80), st.floats(1, 300))
 def test_wrapped_lines_hold_every_word_once(text, room):
-    lines = layout.wrap(text, room, width_of)
+    lines = layout.wrap_text(text, room, width_of)
     assert " ".join(lines).split() == text.split()
     for line in lines:
         assert width_of(line, layout.CAPTION_PX) <= room or len(line.split()) == 1
 
 
 def test_marked_labels_stay_and_stand_aside_of_each_other():
-    axis = Axis(labels=tuple("abcdefghij"), marked=(4, 5))
+    axis = Axis(labels=tuple("abcdefghij"), marked_cells=(4, 5))
     assert axis.label_positions(2, 1.5) == {4: 3.75, 5: 5.25, 0: 0, 2: 2, 8: 8}
     # Those that have room stand where they are.
-    assert Axis(labels=tuple("abcdef"), marked=(1, 4)).label_positions(2, 2.0) == {1: 1, 4: 4}
+    assert Axis(labels=tuple("abcdef"), marked_cells=(1, 4)).label_positions(2, 2.0) == {1: 1, 4: 4}
 
 
 def test_ticks_have_the_digits_that_they_need():

@@ -12,7 +12,7 @@ from matplotlib import font_manager
 
 from attnscope.drawing import lettering
 from attnscope.drawing.layout import Paper
-from attnscope.drawing.lettering import BASE_FAMILY, ELLIPSIS, lettering_for
+from attnscope.drawing.lettering import BASE_FAMILY, ELLIPSIS, choose_lettering
 from attnscope.errors import AttnscopeError
 from tests.record_helpers import map_of, record_of, tokens_of
 
@@ -20,27 +20,27 @@ from tests.record_helpers import map_of, record_of, tokens_of
 @pytest.fixture
 def only_dejavu(monkeypatch):
     """As on a machine without further fonts."""
-    monkeypatch.setattr(lettering, "_other_fonts", lambda: [])
+    monkeypatch.setattr(lettering, "_list_other_fonts", lambda: [])
 
 
 def test_plain_text_needs_one_font():
-    found = lettering_for(["the", "##ing", "·été", "Ωμ", "שלום", "$_{x}\\<&^"])
+    found = choose_lettering(["the", "##ing", "·été", "Ωμ", "שלום", "$_{x}\\<&^"])
     assert found.families == (BASE_FAMILY,)
-    assert not found.missing
+    assert not found.missing_characters
     assert found.notes == []
-    assert found.spell("$_{x}\\<&^") == "$_{x}\\<&^"
+    assert found.replace_undrawable("$_{x}\\<&^") == "$_{x}\\<&^"
 
 
 def test_characters_of_no_font_become_code_points_and_a_note(only_dejavu):
-    found = lettering_for(["你好", "a🦜"])
-    assert found.missing == {"你", "好", "🦜"}
-    assert found.spell("a🦜你") == "aU+1F99CU+4F60"
+    found = choose_lettering(["你好", "a🦜"])
+    assert found.missing_characters == {"你", "好", "🦜"}
+    assert found.replace_undrawable("a🦜你") == "aU+1F99CU+4F60"
     assert found.notes == [
         "no installed font has 3 of the characters (U+4F60, U+597D, U+1F99C): written as their code points"
     ]
 
 
-DEJAVU = lettering_for([])
+DEJAVU = choose_lettering([])
 
 
 @given(
@@ -116,10 +116,10 @@ def cat(tmp_path):
 
 
 def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat, only_dejavu, tmp_path):
-    found = lettering_for(["你好 a猫"], Paper(font=str(cat)))
+    found = choose_lettering(["你好 a猫"], Paper(font=str(cat)))
     assert found.families == ("Little Cat", BASE_FAMILY)
-    assert found.missing == {"猫"}
-    assert found.spell("你a猫") == "你aU+732B"
+    assert found.missing_characters == {"猫"}
+    assert found.replace_undrawable("你a猫") == "你aU+732B"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         record = record_of(map_of(tokens_of(["你", "好"]), layers=1, heads=1), text="你好")

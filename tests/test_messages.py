@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from attnscope.errors import LONGEST_MESSAGE, LONGEST_QUOTE
+from attnscope.errors import MAX_MESSAGE_CHARACTERS, MAX_QUOTE_CHARACTERS
 from tests.processes import LIMIT_S
 
 
@@ -30,8 +30,8 @@ def test_no_command_repeats_a_long_argument(arguments, run):
     model = [] if "-m" in arguments or "LONG" in arguments[:2] else ["-m", "own"]
     status, _, err = run(*(word.replace("LONG", given) for word in arguments), *model)
     assert status in (1, 2), err[:3000]
-    assert all(len(line) <= LONGEST_MESSAGE + len("error: ") for line in err.splitlines())
-    assert "q" * (LONGEST_QUOTE + 1) not in err
+    assert all(len(line) <= MAX_MESSAGE_CHARACTERS + len("error: ") for line in err.splitlines())
+    assert "q" * (MAX_QUOTE_CHARACTERS + 1) not in err
 
 
 def test_with_stderr_closed_nothing_of_an_error_goes_to_stdout(tmp_path):

@@ -11,7 +11,7 @@ from attnscope.core.attention import tiles
 from attnscope.core.attention.probes import HeadGate, HeadRecorder, WeightsRecorder
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.tiles import attend_without_map
-from attnscope.corpus import NeedleSource, depth_range, needle_probe
+from attnscope.corpus import NeedleSource, generate_needles, start_range
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.studies.inputs.options import LoadOptions
@@ -43,25 +43,30 @@ def scores(findings, measure="retrieval"):
 
 
 def test_answers_are_where_the_probe_says_and_nowhere_else():
-    hay = NeedleSource(np.arange(100, 400), before=(7,))
-    made = list(needle_probe(hay, 7, (0.0, 0.3, 1.0), 60, 3))
+    hay = NeedleSource(np.arange(100, 400), prefix_ids=(7,))
+    made = list(generate_needles(hay, 7, (0.0, 0.3, 1.0), 60, 3))
     assert [needle.depth for needle in made] == [0.0, 0.3, 1.0, 0.0, 0.3, 1.0, 0.0]
     for needle in made:
         assert len(needle) == 60
         assert needle.ids[0] == 7
-        np.testing.assert_array_equal(needle.ids[needle.places], needle.answer)
+        np.testing.assert_array_equal(needle.ids[needle.answer_positions], needle.answer)
         assert len(set(needle.answer.tolist())) == 8
         assert np.isin(needle.ids, needle.answer).sum() == 16  # hidden once, given once at the end
         # The two tokens before the answer at the end are those before it in the needle, and not those of the decoy.
         np.testing.assert_array_equal(
-            needle.ids[needle.places[0] - 2 : needle.places[0]], needle.ids[-10:-8]
+            needle.ids[needle.answer_positions[0] - 2 : needle.answer_positions[0]], needle.ids[-10:-8]
         )
-        assert not np.isin(needle.ids[needle.decoys[0] - 2 : needle.decoys[0]], needle.ids[-10:-8]).any()
-        assert not np.isin(needle.ids[needle.decoys], needle.answer).any()
-        first, last = depth_range(needle.depth, 29)
-        for mine, other in ((needle.places, needle.decoys), (needle.decoys, needle.places)):
+        assert not np.isin(
+            needle.ids[needle.decoy_positions[0] - 2 : needle.decoy_positions[0]], needle.ids[-10:-8]
+        ).any()
+        assert not np.isin(needle.ids[needle.decoy_positions], needle.answer).any()
+        first, last = start_range(needle.depth, 29)
+        for mine, other in (
+            (needle.answer_positions, needle.decoy_positions),
+            (needle.decoy_positions, needle.answer_positions),
+        ):
             assert first <= mine[0] - 1 - 2 - 10 * (other[0] < mine[0]) <= last
-    again = list(needle_probe(hay, 2, (0.0, 0.3, 1.0), 60, 3))
+    again = list(generate_needles(hay, 2, (0.0, 0.3, 1.0), 60, 3))
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(again, made, strict=False))
 
 
@@ -73,15 +78,15 @@ def test_a_text_hides_a_sentence_between_two_others():
 
     text = np.array(encode("the cat sat. a dog ran. " * 40))
     vocabulary = np.arange(28, 200)
-    for needle in needle_probe(
+    for needle in generate_needles(
         NeedleSource(vocabulary, text, encode, frozenset({26})), 4, (0.5, 0.9), 700, 0
     ):
-        np.testing.assert_array_equal(needle.ids[needle.places], needle.answer)
+        np.testing.assert_array_equal(needle.ids[needle.answer_positions], needle.answer)
         cue = encode(" The secret words of the ")
-        thing = needle.ids[: needle.places[0]].tolist()
+        thing = needle.ids[: needle.answer_positions[0]].tolist()
         start = max(i for i in range(len(thing)) if thing[i : i + len(cue)] == cue)
         assert needle.ids[start - 1] == 26  # after the end of a sentence
-        assert needle.ids[needle.places[-1] + 1] == 26
+        assert needle.ids[needle.answer_positions[-1] + 1] == 26
 
 
 # The probe at the seam ---------------------------------------------------------------------------------------------
@@ -154,7 +159,10 @@ def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths):
     """One that writes nothing, in a model that copies by another."""
     options = NeedleOptions(lengths=(64,), n=30, depths=depths)
     hay = NeedleSource(np.array(planted_model().tokenizer.ordinary_ids()))
-    offsets = [64 - 1 - 5 - int(needle.places[0]) for needle in needle_probe(hay, 30, depths, 64, 0)]
+    offsets = [
+        64 - 1 - 5 - int(needle.answer_positions[0])
+        for needle in generate_needles(hay, 30, depths, 64, 0)
+    ]
     likely = max(set(offsets), key=offsets.count)
     found = retrieval_heads(wrap(planted_decoder(offset=likely)), options=options)
     roles = {(head.layer, head.head) for head in heads_in(found) if head.roles}
@@ -192,7 +200,7 @@ def test_scores_are_those_of_plain_loops():
     counted = np.zeros((2, 3, 2))
     copied = 0
     total = 0
-    for needle in needle_probe(hay, 40, (0.5, 1.0), 50, 0, answer=4):
+    for needle in generate_needles(hay, 40, (0.5, 1.0), 50, 0, n_answer_tokens=4):
         probe = WeightsRecorder()
         logits = model.outputs(Batch(torch.from_numpy(needle.ids[:-1])[None]), probe).logits[0]
         for number, token in enumerate(needle.answer.tolist()):
@@ -204,7 +212,10 @@ def test_scores_are_those_of_plain_loops():
             for layer in range(2):
                 for head in range(3):
                     key = int(probe.maps["decoder"][layer][0, head, query].argmax())
-                    counted[layer, head] += key == needle.places[number], key == needle.decoys[number]
+                    counted[layer, head] += (
+                        key == needle.answer_positions[number],
+                        key == needle.decoy_positions[number],
+                    )
     assert 0 < copied < total
     assert found["written"]["copied"][0] == pytest.approx(copied / total)
     np.testing.assert_allclose(found["heads"].grid("retrieval", "decoder"), counted[..., 0] / total)

@@ -196,7 +196,7 @@ def test_nothing_of_a_corpus_is_left_out_in_silence(tmp_path, seed):
         assert "\n" not in error.message
         assert corpus.problems
         return
-    read = "\n".join(text.written for text in texts).replace("\ufeff", "")
+    read = "\n".join(text.full_text for text in texts).replace("\ufeff", "")
     last = max(text.line for text in texts)
     for problem in corpus.problems:
         assert "\n" not in str(problem)

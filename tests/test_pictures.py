@@ -8,7 +8,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 import attnscope
-from attnscope.drawing.cells import DARKEST, overlay
+from attnscope.drawing.cells import MIN_BRIGHTNESS, overlay
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import query_of, query_patches, query_weights
@@ -117,7 +117,7 @@ def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record):
     for y in range(24):
         for x in range(24):
             colour = np.array(cmap(patches[y // 8, x // 8] / 8)[:3])
-            expected = 255 * colour * (DARKEST + (1 - DARKEST) * grey[y, x])
+            expected = 255 * colour * (MIN_BRIGHTNESS + (1 - MIN_BRIGHTNESS) * grey[y, x])
             np.testing.assert_allclose(made[y, x], expected, atol=0.51)
 
 

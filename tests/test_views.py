@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from attnscope.drawing.files import distinct
+from attnscope.drawing.files import number_duplicates
 from attnscope.questions import heatmap_figures as figures
 from attnscope.questions import heatmap_terminal as terminal
 from attnscope.questions.places import Picture, Sound
@@ -76,4 +76,4 @@ def test_nothing_is_printed_that_was_not_asked_for(kind):
 
 
 def test_files_of_one_name_are_told_apart():
-    assert distinct(["a", "b", "A", "a", "a-2"]) == ["a", "b", "A-2", "a-3", "a-2-2"]
+    assert number_duplicates(["a", "b", "A", "a", "a-2"]) == ["a", "b", "A-2", "a-3", "a-2-2"]

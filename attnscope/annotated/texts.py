@@ -61,7 +61,7 @@ class AnnotatedText:
     target_words: tuple[Span, ...] = ()
     n_merged: int = 0
 
-    def digested(self) -> bytes:
+    def bytes_to_hash(self) -> bytes:
         """Return a digest of text, words and links, without source and line, for hashes and to find copies."""
         links = [(link.relation, link.source, link.targets) for link in self.links]
         content: tuple[object, ...] = (self.text, self.words, links)

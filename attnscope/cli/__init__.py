@@ -15,7 +15,7 @@ import typer
 from attnscope import plugins
 from attnscope.cli.build import Command, CommandGroup, command
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
-from attnscope.host import is_interrupted, tame_matplotlib
+from attnscope.host import is_interrupted, use_headless_matplotlib
 from attnscope.version import VERSION
 
 PANELS = {
@@ -54,7 +54,7 @@ _WORDINGS = {
 def main() -> None:
     """Run the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
     # matplotlib draws without a window system.
-    tame_matplotlib()
+    use_headless_matplotlib()
     _escape_unprintable()
     status = 0
     try:

@@ -26,9 +26,9 @@ from attnscope.corpus.formats import Problem, Split
 from attnscope.corpus.probes import (
     Needle,
     NeedleSource,
-    depth_range,
-    needle_probe,
-    repeat_probe,
-    word_ids,
+    generate_needles,
+    generate_repeats,
+    select_word_ids,
+    start_range,
 )
-from attnscope.corpus.texts import Corpus, CorpusText, expand
+from attnscope.corpus.texts import Corpus, CorpusText, expand_patterns

@@ -81,7 +81,7 @@ class CopyFilter:
             self.n += 1
             return False
         # A third variant has a feature that two kept variants share.
-        new = _with_features(fold(text.written).split())
+        new = _with_features(fold(text.full_text).split())
         candidates = {self._kept[feature] for feature in new.features if feature in self._kept}
         variants = [kept for kept in candidates if _are_variants(kept, new)]
         if any(variant.shared & new.features for variant in variants):
@@ -148,8 +148,8 @@ def _are_variants(first: _Kept, second: _Kept) -> bool:
 def copy_key(text: CorpusText) -> bytes:
     """Return bytes that are equal for a text and its copies in other case, white space or with a label before them."""
     if text.ids is not None:
-        return text.digested()
-    return fold(text.written).encode("utf-8", "surrogatepass")
+        return text.bytes_to_hash()
+    return fold(text.full_text).encode("utf-8", "surrogatepass")
 
 
 def distinct(texts: Iterable[CorpusText], copies: CopyFilter) -> Iterator[CorpusText]:

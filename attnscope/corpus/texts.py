@@ -1,4 +1,7 @@
-"""Read the texts of files, one at a time. Lines are left to `lines`, splitting and parsing to `formats`."""
+"""Read the texts of files, one at a time, and number and hash them.
+
+`lines` decodes a file's bytes into lines. `formats` splits plain text and parses jsonl and CSV.
+"""
 
 import glob
 import hashlib
@@ -30,24 +33,27 @@ from attnscope.corpus.formats import (
 )
 from attnscope.corpus.lines import RereadableStream, UnreadableError, lines_of
 from attnscope.errors import AttnscopeError, amount, require_choice
-from attnscope.host import refuse_pipe
+from attnscope.host import require_regular_file
 from attnscope.text import MAX_CHARACTERS, is_blank, open_stdin
 
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_DELIMITER_BY_FORMAT = {"csv": ",", "tsv": "\t"}
 
 
 @dataclass(frozen=True)
 class CorpusText:
-    """Hold one text of a corpus and its place.
+    """Hold one text of a corpus, and which line of which file it comes from.
+
+    Exactly one of `text` and `ids` is set. Texts of files have `text`; the repeat texts of
+    `corpus.probes` have `ids`.
 
     Attributes:
-        index: Its number in the corpus, from 0; blank texts are not counted.
-        source: The file's name; "stdin".
-        line: The line it begins on, from 1.
-        text: The text; None where token ids were given instead.
-        ids: Token ids, special ones included; None where a text was given.
-        pair: The second text of a pair; None = there is one text.
-        is_chat: Whether a chat template wrote the text, with its special tokens.
+        index: The text's number in the corpus, from 0. Blank texts are not counted.
+        source: The name of the file; "stdin" for standard input.
+        line: The line that the text begins on, from 1.
+        text: The text, or the first text of a pair; None if `ids` is set.
+        ids: Token ids, including special tokens; None if `text` is set.
+        pair: The second text of a pair; None if there is only one text.
+        is_chat: Whether a chat template rendered the text, so that the text already contains its special tokens.
     """
 
     index: int
@@ -60,64 +66,65 @@ class CorpusText:
 
     @property
     def n_characters(self) -> int:
-        """Return the length of its text or texts; of token ids an estimate, four characters each."""
-        return len(self.written) if self.ids is None else 4 * len(self.ids)
+        """Return the number of characters; for token ids an estimate, four characters per token."""
+        return len(self.full_text) if self.ids is None else 4 * len(self.ids)
 
     @property
-    def written(self) -> str:
-        """Return its text, or both texts of a pair with a space between; empty where token ids were given."""
+    def full_text(self) -> str:
+        """Return the text, or both texts of a pair with a space between; empty if the text is token ids."""
         if self.pair is not None:
             return f"{self.text} {self.pair}"
         return self.text or ""
 
-    def digested(self) -> bytes:
-        """Return its content as bytes, from which hashes of texts are computed; index, source and line do not count."""
+    def bytes_to_hash(self) -> bytes:
+        """Return the bytes that callers feed to a hash. They depend on the content, not on index, source and line."""
         if self.ids is not None:
             raw = np.array(self.ids, "<i8").tobytes()
             return f"ids {len(raw)}\n".encode() + raw
-        # With their lengths, no two lists of texts are written alike.
+        # Put its length before each part, so that the concatenated bytes of two different lists of texts differ.
         raw = (self.text or "").encode("utf-8", "surrogatepass")
         kind = "chat text" if self.is_chat else "text"
-        digested = f"{kind} {len(raw)}\n".encode() + raw
+        content = f"{kind} {len(raw)}\n".encode() + raw
         if self.pair is not None:
-            second = self.pair.encode("utf-8", "surrogatepass")
-            digested += f"pair {len(second)}\n".encode() + second
-        return digested
+            raw_pair = self.pair.encode("utf-8", "surrogatepass")
+            content += f"pair {len(raw_pair)}\n".encode() + raw_pair
+        return content
 
 
 class Corpus:
     """Iterate over the texts of files; each iteration reads the files again.
 
-    Files are UTF-8, with or without a byte order mark, with any line ends, plain or gzipped (recognised under any
-    name). One text at a time is in memory, and 64 KiB of its file. Blank texts are skipped. stdin is kept in a
-    temporary file, so that it can be read again.
+    Files are UTF-8, with or without a byte order mark, and may have any line ends. They may be gzipped: the first bytes
+    decide, not the name. Memory holds one text at a time, and 64 KiB of its file. Blank texts are skipped. stdin and
+    pipes are copied into a temporary file, so that they can be read again.
 
-    What cannot be read is listed in `problems`, and does not end the iteration. If a source is missing, damaged or cut
-    off, or is not UTF-8 from some line on, the texts before that point are read (of damaged gzip data those up to 1 KiB
-    before it), and then the next source. A malformed line of jsonl or CSV is skipped; at ten such lines the rest of
-    the source is.
+    Parts that cannot be read are listed in `problems`; the iteration goes on. A source may be missing, damaged,
+    truncated, or not UTF-8 from some line on. Then the texts before that point are read, and the next source follows.
+    If gzip data are damaged, the last 1 KiB before the damage is lost too. A malformed line of jsonl or CSV is skipped.
+    After ten malformed lines, the rest of the source is skipped.
 
     Args:
         files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are expanded at once, with matches
             sorted by name. A file that is named twice is read once.
-        split: How a plain text file is split into texts. "auto": by paragraphs where blank lines separate some, else
-            by lines; stdin and pipes always by lines, so that each is a text as soon as it is written.
+        split: How a plain text file is split into texts. "auto": by paragraphs if blank lines separate any, else by
+            lines. stdin and pipes are always split by lines, so that each line is available as soon as it is written.
         field: The field (jsonl) or column (CSV) that holds the text.
-        pair_field: The field or column that holds the second text of a pair; None = `text_pair`, where there is one.
-        format: The format of all files; "auto" = as the name of each says.
-        max_characters: A longer text is cut to so many characters, and listed in `problems`; None = none is cut.
+        pair_field: The field or column that holds the second text of a pair; None = `text_pair`, if it exists.
+        format: The format of all files; "auto" = each file's suffix decides.
+        max_characters: A longer text is cut to this length and listed in `problems`; None = no limit.
 
     Attributes:
         sources: The names of the files to read, in order.
         problems: The parts that could not be read in the last iteration, in order.
-        n_bytes: The size of all sources; None where stdin or a pipe is one of them.
+        n_bytes: The size of all sources; None if one of them is stdin or a pipe.
         bytes_read: How many of these bytes the last iteration has read.
-        sha256: The SHA-256 of all texts of the last iteration, in hex, whatever files they came in; empty until it has
-            ended.
-        chat: Writes the conversations of jsonl: as `role: content`, until a study sets its model's chat template.
+        sha256: The SHA-256 of all texts of the last iteration, in hex. It does not depend on how the texts are
+            distributed over files. Empty until an iteration has ended.
+        chat: A function that renders a conversation of jsonl as a text. The default writes `role: content`; a study
+            sets it to the model's chat template.
 
     Raises:
-        AttnscopeError: An argument is unknown, or a source is a device. While iterating: there is no text at all.
+        AttnscopeError: An argument is unknown, or a source is a device. While iterating: the corpus has no text.
     """
 
     HINT: ClassVar[str] = (
@@ -138,12 +145,12 @@ class Corpus:
         require_choice("format", format, get_args(Format))
         if isinstance(files, str | Path):
             files = [files]
-        self.sources = expand(files)
-        # Refuse devices such as /dev/zero, which have no end.
+        self.sources = expand_patterns(files)
+        # Refuse devices such as /dev/zero, which have no end. Pipes are allowed here.
         for source in self.sources:
             if not _is_stream(source):
-                refuse_pipe(Path(source), "a text")
-        # What to read, and how.
+                require_regular_file(Path(source), "a text")
+        # Settings.
         self.split = split
         self.field = field
         self.format = format
@@ -154,30 +161,30 @@ class Corpus:
         self.problems: list[Problem] = []
         self.bytes_read = 0
         self.sha256 = ""
-        self._splits: set[Split] = set()
-        # Copies of the streams that were read, by source.
+        self._splits_used: set[Split] = set()
+        # The temporary copy of each stream that was read, by source.
         self._streams: dict[str, RereadableStream] = {}
 
     @property
     def n_bytes(self) -> int | None:
-        """Return the size of all sources in bytes; None where stdin or a pipe is one of them."""
+        """Return the size of all sources in bytes; None if one of them is stdin or a pipe."""
         if any(map(_is_stream, self.sources)):
             return None
         paths = map(Path, self.sources)
         return sum(path.stat().st_size for path in paths if path.is_file())
 
     @property
-    def split_as(self) -> Split | Literal[""]:
-        """Return how the plain text files of the last iteration were split; empty where not all were split alike."""
-        return next(iter(self._splits)) if len(self._splits) == 1 else ""
+    def effective_split(self) -> Split | Literal[""]:
+        """Return how the last iteration split the plain text files; "" if there were none, or if the splits differ."""
+        return next(iter(self._splits_used)) if len(self._splits_used) == 1 else ""
 
     def __iter__(self) -> Iterator[CorpusText]:
         # Start a new iteration.
         self.problems = []
         self.bytes_read = 0
         self.sha256 = ""
-        self._splits = set()
-        # Number and hash the texts. After a source that cannot be read the next one follows.
+        self._splits_used = set()
+        # Number and hash the texts. An unreadable source ends with an exception; the next source follows.
         digest = hashlib.sha256()
         index = 0
         for source in self.sources:
@@ -187,7 +194,7 @@ class Corpus:
                     text = self._make_text(index, name, line, content)
                     if text is None:
                         continue
-                    digest.update(text.digested())
+                    digest.update(text.bytes_to_hash())
                     index += 1
                     yield text
             except UnreadableError as error:
@@ -196,6 +203,7 @@ class Corpus:
                 self.problems.append(Problem(name, None, error.strerror or str(error)))
         if not index:
             sources = amount(len(self.sources), "source")
+            # Without problems all sources were readable, so they must be blank.
             hint = "they are empty or blank: give at least one word"
             if self.problems:
                 hint = self.HINT
@@ -205,52 +213,63 @@ class Corpus:
         self.sha256 = digest.hexdigest()
 
     def _make_text(self, index: int, name: str, line: int, content: TextFields) -> CorpusText | None:
-        """Return the text of the corpus with this content, cut if it is too long; None if it is blank."""
+        """Return the text with this content, cut if it is too long; None if it is blank.
+
+        `content` holds the fields `text`, `pair` and `is_chat` of a CorpusText. Only `text` is always present.
+        """
         if is_blank(content["text"]):
             if "pair" in content:
                 self.problems.append(Problem(name, line, "the first text of the pair is blank"))
             return None
         # Cut a text that would fill the memory when it is tokenised.
-        most = self.max_characters
+        limit = self.max_characters
         for field in ("text", "pair"):
             n = len(content.get(field, ""))
-            if most is not None and n > most:
+            if limit is not None and n > limit:
                 reason = (
-                    f"the text has {n:,} characters: the first {most:,} are read, the rest is left out"
+                    f"the text has {n:,} characters: the first {limit:,} are read, the rest is left out"
                 )
                 self.problems.append(Problem(name, line, reason))
-                content[field] = content[field][:most]
+                content[field] = content[field][:limit]
         return CorpusText(index, name, line, **content)
 
     def _read_source(self, source: str, name: str) -> Iterator[tuple[int, TextFields]]:
-        """Yield the line and the content of each text of a source, blank texts too; update `bytes_read`."""
+        """Yield the line number and the content of each text of a source, also of blank texts; update `bytes_read`."""
         n_before = self.bytes_read
         with self._open(source) as file:
-            # None follows the last text, so that bytes are counted once more at the end of the file.
+            # Append None after the last text, so that the loop updates `bytes_read` once more at the end of the file.
             for line_and_content in itertools.chain(
                 self._parse(source, name, lines_of(file, name)), [None]
             ):
+                # A stream is not seekable, and its bytes are not counted. For gzip, tell() counts compressed bytes, as
+                # `lines_of` decompresses them.
                 if file.seekable():
                     self.bytes_read = n_before + file.tell()
                 if line_and_content is not None:
                     yield line_and_content
 
     def _parse(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, TextFields]]:
-        """Yield the line and the content of each text in the lines of a source; list malformed ones."""
+        """Yield the line number and the content of each text in a source's lines; list malformed entries."""
         format = format_of(name) if self.format == "auto" else self.format
-        # Plain text. Nothing is guessed from a stream, for a guess would wait for its first lines.
+        # Plain text. A stream is split by lines: a guess would have to wait until its first lines are written.
         if format == "txt":
             split = self.split
             if split == "auto" and _is_stream(source):
                 split = "line"
             elif split == "auto":
+                # `guess_split` has consumed some lines. It returns an iterator that yields them first.
                 split, lines = guess_split(lines)
-            self._splits.add(split)
+            self._splits_used.add(split)
             for number, text in split_lines(lines, split):
                 yield number, {"text": text}
             return
-        # jsonl and CSV. In place of a malformed entry comes a str that says what is wrong.
-        entries = json_entries(lines) if format == "jsonl" else csv_entries(lines, _DELIMITERS[format])
+        # jsonl and CSV. A malformed entry is a str that says what is wrong. It takes the same path as an entry that
+        # `read_entry` refuses. BadLineLimit lists malformed lines, and at the tenth raises UnreadableError.
+        entries = (
+            json_entries(lines)
+            if format == "jsonl"
+            else csv_entries(lines, _DELIMITER_BY_FORMAT[format])
+        )
         bad = BadLineLimit(name, self.problems)
         unread_fields: set[str] = set()
         for number, entry in entries:
@@ -261,7 +280,7 @@ class Corpus:
             except ValueError as error:
                 bad.add(number, str(error))
                 continue
-            # Say once of a field that it holds text and is not read.
+            # Report each field that holds text and is not read, once per source.
             for field in unread:
                 if field not in unread_fields:
                     unread_fields.add(field)
@@ -273,11 +292,12 @@ class Corpus:
         """Open a source for reading from its start."""
         if not _is_stream(source):
             return Path(source).open("rb")
-        # A stream can be read only once, so that a copy is kept for further iterations.
+        # A stream can be read only once. RereadableStream keeps a copy for further iterations.
         if source not in self._streams:
             if source == "-":
                 stream = open_stdin()
-                # Unbuffered: a line comes as soon as it is written, and a thread that waits for it holds no lock.
+                # Read stdin unbuffered, so that a line is available as soon as it is written. A buffered reader would
+                # also hold its lock while a thread waits for a line.
                 stream = getattr(stream, "raw", stream)
             else:
                 stream = Path(source).open("rb", buffering=0)  # noqa: SIM115
@@ -290,15 +310,15 @@ def _is_stream(source: str) -> bool:
     return source == "-" or Path(source).is_fifo()
 
 
-def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
-    """Expand patterns among names of files; of several names of one file the first is returned."""
+def expand_patterns(files: Sequence[str | Path]) -> tuple[str, ...]:
+    """Replace glob patterns among file names by their matches. If several names mean one file, keep the first name."""
     name_of_file: dict[str, str] = {}
     for name in map(str, files):
-        # The functions of os, for those of Path raise errors on ~nobody and on links that form a circle.
+        # Use os.path: the methods of Path raise errors for an unknown user (~nobody) and for circular links.
         path = os.path.expanduser(name)  # noqa: PTH111
         names = [path]
         if glob.has_magic(name) and not Path(path).exists():
-            # Not Path.glob, which takes no absolute patterns.
+            # Use glob.glob: Path.glob accepts no absolute patterns.
             matches = glob.glob(path, recursive=True)  # noqa: PTH207
             names = sorted(match for match in matches if Path(match).is_file()) or names
         for source in names:

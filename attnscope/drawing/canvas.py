@@ -1,8 +1,11 @@
-"""Draw series of figures on one matplotlib Axes that counts pixels. What all have in common is drawn once.
+"""Draw a series of figures on one matplotlib Axes whose units are pixels. What the figures share is drawn once.
 
-Text is what makes attention figures slow: 12 heads of 16 tokens have 384 labels. So a canvas draws its labels once and
-keeps the picture (the static part). Each figure of the same text restores it and draws its maps over it (the animated
-part). Matplotlib calls this blitting.
+Text is the slow part of an attention figure: 12 heads of 16 tokens have 384 labels. A canvas therefore draws its
+labels once and keeps the pixels. They are the static part, or background. Each further figure of the same text restores
+the background and draws only its maps over it, the animated part. Matplotlib calls this blitting.
+
+Lengths are in two units. The layout counts its own pixels, from the upper left corner. A PNG file may have more or
+fewer pixels: `layout.Paper` says how many of each are an inch.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 
 from attnscope.drawing import layout
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.vectors import cells_as_rectangles, embed_fonts, vertices_of
+from attnscope.drawing.vectors import box_outlines, cells_as_rectangles, embed_fonts
 from attnscope.errors import AttnscopeError
 from attnscope.version import VERSION
 
@@ -30,32 +33,32 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 Box = tuple[float, float, float, float]
-"""x, y, width, height in pixels."""
+"""x and y of the upper left corner, width and height, in pixels of the layout."""
 
 PixelBox = tuple[int, int, int, int]
 """A box in whole pixels."""
 
-DPI = 100
+DEFAULT_DPI = 100
 INK = "#1a1a1a"
 """The colour of text."""
 
 FAINT = "#6f6f6f"
-"""The colour of text that matters less."""
+"""The colour of secondary text, such as subtitles and notes."""
 
-LINE = "#b8b8b8"
+LINE_COLOR = "#b8b8b8"
 """The colour of lines."""
 
-MARK = "#ff5a00"
+MARK_COLOR = "#ff5a00"
 """The colour of the frame around the row of the query that a figure is about."""
 
-# The same input gives the same bytes: no dates, and ids in SVG that do not depend on chance.
+# Make the bytes of files reproducible: write no dates, and derive the ids in an SVG from a fixed salt.
 _METADATA: dict[str, dict[str, str | None]] = {
     "svg": {"Date": None, "Creator": f"attnscope {VERSION}"},
     "pdf": {"CreationDate": None, "Creator": f"attnscope {VERSION}"},
 }
-_SETTINGS: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "none"}
-# The prefixes of matplotlib's settings that can change a figure.
-_FIGURE_SETTINGS = (
+_VECTOR_SETTINGS: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "none"}
+# The prefixes of the matplotlib settings (rcParams) that can change a figure.
+_FIGURE_SETTING_PREFIXES = (
     "agg.",
     "axes.",
     "figure.",
@@ -70,21 +73,23 @@ _FIGURE_SETTINGS = (
     "text.",
 )
 MAX_VECTOR_CELLS = 64
-"""In vector files, a map of up to this many rows and columns is made of rectangles; a larger one is an image."""
+"""Vector files draw a map of up to this many rows and columns as rectangles. They hold a larger map as an image."""
 
 _MAX_PIXELS = 400_000_000  # a larger PNG takes over a gigabyte to draw
-_SIDE_LIMIT = 2**16  # sides must be shorter for Agg, matplotlib's renderer of pixels
+_MAX_SIDE_PX = 2**16  # Agg, matplotlib's pixel renderer, needs sides shorter than this
 
 
 @contextmanager
 def matplotlib_defaults() -> Iterator[None]:
-    """Draw with matplotlib's own defaults in this context: a user's style must not change figures, or ask for LaTeX."""
+    """Use matplotlib's own defaults in this context, so that a user's matplotlibrc cannot change figures."""
     import matplotlib as mpl
 
     defaults: Any = {
-        name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_FIGURE_SETTINGS)
+        name: value
+        for name, value in mpl.rcParamsDefault.items()
+        if name.startswith(_FIGURE_SETTING_PREFIXES)
     }
-    with mpl.rc_context(defaults | _SETTINGS):
+    with mpl.rc_context(defaults | _VECTOR_SETTINGS):
         yield
 
 
@@ -92,7 +97,7 @@ class FigureRenderer:
     """Render a matplotlib figure as pixels and as vectors."""
 
     def __init__(self, figure: Figure, families: Sequence[str]) -> None:
-        """Take a figure, and the font families of its text, which an SVG carries inside."""
+        """Take a figure and the font families of its text. An SVG file embeds these fonts."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         self.figure = figure
@@ -104,25 +109,25 @@ class FigureRenderer:
         """Return the pixels per inch."""
         return round(self.figure.dpi)
 
-    def pixels(self) -> NDArray[np.uint8]:
-        """Return the figure as it stands now, (height, width, 3)."""
+    def render_pixels(self) -> NDArray[np.uint8]:
+        """Return the pixels of the figure in its present state, (height, width, 3)."""
         self._draw()
         return self._copy_pixels()
 
     def _copy_pixels(self) -> NDArray[np.uint8]:
-        """Return a copy of what was drawn last, (height, width, 3), without the alpha channel."""
+        """Return a copy of the pixels drawn last, (height, width, 3), without the alpha channel."""
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
 
-    def vector(self, kind: str) -> bytes:
-        """Return the figure as it stands now as "svg" or "pdf", the same bytes every time."""
+    def render_vector(self, kind: str) -> bytes:
+        """Return the figure in its present state as a file, "svg" or "pdf"; equal figures give equal bytes."""
         content = io.BytesIO()
         self.figure.savefig(content, format=kind, metadata=_METADATA[kind])
         return content.getvalue() if kind != "svg" else embed_fonts(content.getvalue(), self.families)
 
     def _draw(self) -> None:
-        """Draw the figure as pixels; raise an AttnscopeError if there are more than can be drawn."""
+        """Draw the figure as pixels; raise an AttnscopeError if it has more pixels than can be drawn."""
         width, height = (round(inches * self.dpi) for inches in self.figure.get_size_inches())
-        if max(width, height) >= _SIDE_LIMIT or width * height > _MAX_PIXELS:
+        if max(width, height) >= _MAX_SIDE_PX or width * height > _MAX_PIXELS:
             raise AttnscopeError(
                 f"a PNG of {width:,} x {height:,} pixels is too large to draw",
                 "lower --dpi, or draw svg or pdf",
@@ -131,18 +136,18 @@ class FigureRenderer:
 
 
 class Canvas(FigureRenderer):
-    """Draw on a figure whose one Axes counts pixels from the upper left corner."""
+    """Draw on a figure whose only Axes counts pixels of the layout from the upper left corner."""
 
     def __init__(self, width_px: int, lettering: Lettering) -> None:
-        """Open a figure; `end_at` sets its height."""
+        """Start a figure of this width. Its height is not known yet: `set_height` sets it after everything is drawn."""
         from matplotlib.figure import Figure
 
         paper = lettering.paper
         self.lettering = lettering
         self.paper = paper
         self.width_px = width_px
-        # One unit of the axes is one pixel of the layout, which is not one of the file if the paper says so. The axes
-        # leave out crop_px at the left and at the right.
+        # One unit of the axes is one pixel of the layout. The axes leave out crop_px at the left and at the right, so
+        # that the figure has exactly the width of the paper. The height of 1 inch is a placeholder.
         visible_px = width_px - 2 * paper.crop_px
         size = (visible_px / paper.inch_px, 1)
         super().__init__(Figure(figsize=size, dpi=paper.dpi, facecolor="white"), lettering.families)
@@ -150,31 +155,31 @@ class Canvas(FigureRenderer):
         self.axes.set_axis_off()
         self.axes.set_xlim(paper.crop_px, width_px - paper.crop_px)
         self.axes.set_autoscale_on(False)
-        # The artists that are drawn anew in each figure, in their order, and the boxes of the images among them.
+        # The artists to redraw in each figure, in drawing order, and the boxes of those that are images.
         self._animated: list[Artist] = []
         self._image_boxes: dict[Artist, Box] = {}
-        # Boxes of the static part whose pixels are copied, and the upper left corners of the copies.
+        # Boxes of the static part whose pixels are copied, each with the upper left corners of its copies.
         self._copies: list[tuple[PixelBox, list[tuple[int, int]]]] = []
-        # The images that show cells, and their boxes: vector files may draw these as rectangles.
+        # The box of each image that shows cells. Vector files may draw such an image as rectangles.
         self._cell_boxes: dict[Any, Box] = {}
-        # The picture of the static part, once it is drawn.
+        # The pixels of the static part, as Agg stores them; None until it is drawn.
         self._background: Any = None
         self._is_trimmed = False
 
-    def end_at(self, height_px: int) -> None:
-        """End the figure at a height. If parts of the study failed, say so below it, and end the figure there."""
+    def set_height(self, height_px: int) -> None:
+        """Set the height of the figure. If parts of the study failed, first add lines of text that say so."""
         paper = self.paper
         room = self.width_px - 2 * layout.MARGIN_PX
-        lines = wrap_lines(" · ".join(paper.failed), room, self.lettering) if paper.failed else ()
+        lines = wrap_lines(" · ".join(paper.failures), room, self.lettering) if paper.failures else ()
         for number, line in enumerate(lines, 1):
             y = height_px - layout.MARGIN_PX + number * layout.LINE_PX
             self.write(layout.MARGIN_PX, y, line, layout.CAPTION_PX, ha="left")
         self.height_px = height_px + len(lines) * layout.LINE_PX
-        # Paper of an exact width also cuts off a strip at the top and at the bottom.
-        self._set_ends(paper.crop_ends_px, self.height_px - paper.crop_ends_px)
+        # Paper of an exact width also crops a strip at the top and at the bottom.
+        self._set_ends(paper.crop_vertical_px, self.height_px - paper.crop_vertical_px)
 
     def _set_ends(self, top: float, bottom: float) -> None:
-        """Let the figure reach from one y to a larger one, in pixels from above."""
+        """Show the part of the page from y = `top` to y = `bottom`, in pixels from above."""
         self.axes.set_ylim(bottom, top)
         width, _ = self.figure.get_size_inches()
         self.figure.set_size_inches(width, (bottom - top) / self.paper.inch_px)
@@ -191,67 +196,70 @@ class Canvas(FigureRenderer):
         keeps_size: bool = False,
         **options: Any,
     ) -> Text:
-        """Write a text at a point, and return its artist.
+        """Write a text at a point, and return its matplotlib artist.
 
         Args:
             x: The point, in pixels from the left.
-            y: The point, in pixels from above.
+            y: The point, in pixels from above. It is the text's middle, unless `va` says otherwise.
             text: The text.
             size_px: The font size.
-            animated: Whether it is drawn anew in each figure.
-            color: Its colour.
-            keeps_size: Whether the font size may be below the smallest of the paper; else it is raised to that.
+            animated: Whether the text is redrawn in each figure.
+            color: The colour of the text.
+            keeps_size: Whether the font size may be smaller than the paper's smallest; else it is raised to that.
             options: Further arguments of matplotlib's Text, such as ha, va, rotation and weight.
         """
         options.setdefault("va", "center")
-        # matplotlib warns of a weight that the font does not have.
+        # matplotlib warns about a weight that the font does not have.
         if not self.lettering.has_bold:
             options.pop("weight", None)
         artist = self.axes.text(
             x,
             y,
-            self.lettering.spell(text),
-            fontsize=self.points(size_px if keeps_size else self.paper.letters(size_px)),
+            self.lettering.replace_undrawable(text),
+            fontsize=self.to_points(size_px if keeps_size else self.paper.legible_px(size_px)),
             family=list(self.lettering.families),
             color=color,
-            parse_math=False,  # a token may be `$`
+            parse_math=False,  # a token may be `$`, which would start a formula
             clip_on=False,
             **options,
         )
-        self.register(artist, animated)
+        self.register_artist(artist, animated)
         return artist
 
-    def points(self, size_px: float) -> float:
-        """Return a length of the layout in points (1/72 inch), in which matplotlib takes font sizes and line widths."""
+    def to_points(self, size_px: float) -> float:
+        """Convert a length from pixels of the layout to points (1/72 inch), matplotlib's unit for fonts and lines."""
         return size_px * 72 / self.paper.inch_px
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
-        """Return k such that every k-th of labels `pitch_px` apart has room; 1 if letters may have any size."""
+        """Return the smallest k such that every k-th label fits, for labels at a distance of `pitch_px`.
+
+        Return 1 if the paper sets no smallest font size, as labels then shrink until they fit.
+        """
         if not self.paper.min_px:
             return 1
-        # A label takes its width and a gap, which grows with the width.
+        # A label takes its width and a gap. The gap grows with the width.
         needed_px = self.lettering.width_px(longest, size_px) * 1.15 + 4
         return max(1, math.ceil(needed_px / pitch_px))
 
-    def register(self, artist: Artist, animated: bool = False) -> None:
-        """Make an artist of the axes animated (drawn anew in each figure), or leave it in the static part."""
+    def register_artist(self, artist: Artist, animated: bool = False) -> None:
+        """Make an artist of the axes animated (redrawn in each figure), or leave it in the static part."""
         artist.set_animated(animated)
         if animated:
             self._animated.append(artist)
 
-    def image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
-        """Put an empty image into a box, and return it: its `set_data`, or `set_cells`, say later what it shows."""
+    def add_image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
+        """Add an empty image in a box, and return it. Later, its `set_data` or our `set_cells` gives it values."""
         from matplotlib.image import AxesImage
 
-        # The first row of pixels is the upper one; y grows downwards.
+        # The extent is (left, right, bottom, top). y grows downwards, so the bottom is the larger y.
         x, y, width, height = box
         extent = (x, x + width, y + height, y)
         image = AxesImage(self.axes, cmap=cmap, interpolation="none", origin="upper", extent=extent)
         image.set_data(np.zeros((1, 1)))
         image.set_clim(0, 1)
         self.axes.add_artist(image)
-        self.register(image, animated)
-        # An animated image may be copied into its box, which is faster than drawing it: see `_paste`.
+        self.register_artist(image, animated)
+        # Keep the box: `_paste` copies pixels into it, which is faster than drawing the image.
         if animated:
             self._image_boxes[image] = box
         return image
@@ -259,28 +267,28 @@ class Canvas(FigureRenderer):
     def set_cells(
         self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)
     ) -> None:
-        """Let an image show values, (row, column), as cells with sharp edges.
+        """Show values, (row, column), in an image, as cells with sharp edges.
 
-        `limits` are the values of the first and of the last colour. NaN has no colour.
+        `limits` are the values of the colormap's first and last colour. NaN is transparent.
         """
         image.set_data(np.ma.masked_invalid(values))
         image.set_clim(*limits)
         left, right, bottom, top = image.get_extent()
         self._cell_boxes[image] = left, top, right - left, bottom - top
 
-    def repeat_box(self, box: Box, corners: Sequence[tuple[float, float]]) -> None:
-        """Copy the static pixels of a box to boxes with other upper left corners, which must be empty.
+    def copy_box(self, box: Box, corners: Sequence[tuple[float, float]]) -> None:
+        """Copy the static pixels of a box to boxes of the same size at other upper left corners.
 
-        Vector files have no pixels to copy: there, everything must be drawn at each corner.
+        The target boxes must be empty. Vector files have no pixels to copy: for them, draw the content at each corner.
         """
         left, top, width, height = map(int, box)
         self._copies.append(((left, top, width, height), [(int(x), int(y)) for x, y in corners]))
 
-    def lines(
+    def draw_lines(
         self,
         segments: Sequence[Any],
         *,
-        color: str = LINE,
+        color: str = LINE_COLOR,
         width_px: float = 1.0,
         animated: bool = False,
         **options: Any,
@@ -288,36 +296,36 @@ class Canvas(FigureRenderer):
         """Draw lines, each through a sequence of points, (x, y)."""
         from matplotlib.collections import LineCollection
 
-        artist = LineCollection(segments, colors=color, linewidths=self.points(width_px), **options)
+        artist = LineCollection(segments, colors=color, linewidths=self.to_points(width_px), **options)
         self.axes.add_collection(artist, autolim=False)
-        self.register(artist, animated)
+        self.register_artist(artist, animated)
 
-    def outline(
+    def draw_outlines(
         self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False
     ) -> None:
-        """Draw frames on the edges of boxes."""
-        edges = vertices_of(np.array(boxes, np.float64).reshape(-1, 4))
-        self.lines(list(edges), color=color, width_px=width_px, animated=animated)
+        """Draw lines along the edges of boxes."""
+        edges = box_outlines(np.array(boxes, np.float64).reshape(-1, 4))
+        self.draw_lines(list(edges), color=color, width_px=width_px, animated=animated)
 
-    def frames(self, boxes: Sequence[Box]) -> None:
-        """Draw frames of one pixel just outside of boxes."""
-        self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
+    def draw_frames(self, boxes: Sequence[Box]) -> None:
+        """Draw frames of one pixel just outside boxes."""
+        self.draw_outlines([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE_COLOR, 1.0)
 
     def _draw_static(self) -> None:
-        """Draw the static part and keep its picture."""
+        """Draw the static part and keep its pixels as the background."""
         self._trim_top()
         # Matplotlib leaves out animated artists.
         self._draw()
-        # Copy boxes within the picture, and no more of them than the page has room for.
-        pixels = np.asarray(self.agg.buffer_rgba())
+        # Copy boxes on the page. At the edges of the page a target may be smaller than its box.
+        pixels = np.asarray(self.agg.buffer_rgba())  # (height, width, 4), the renderer's own memory
         for (x, y, width, height), corners in self._copies:
             for corner_x, corner_y in corners:
                 target = pixels[corner_y : corner_y + height, corner_x : corner_x + width]
                 target[:] = pixels[y : y + target.shape[0], x : x + target.shape[1]]
         self._background = self.agg.copy_from_bbox(self.figure.bbox)
 
-    def pixels(self) -> NDArray[np.uint8]:
-        """Return the figure as it stands now, (height, width, 3)."""
+    def render_pixels(self) -> NDArray[np.uint8]:
+        """Return the pixels of the figure in its present state, (height, width, 3)."""
         if self._background is None:
             self._draw_static()
         self.agg.restore_region(self._background)
@@ -329,79 +337,83 @@ class Canvas(FigureRenderer):
         return self._copy_pixels()
 
     def _paste(self, image: Any, box: Box) -> bool:
-        """Copy an image into the picture and return True, if its cells have whole pixels and opaque colours."""
+        """Try to write an image's pixels directly into the renderer's memory; return whether that was possible.
+
+        It is possible if the cells are aligned with pixels (each covers whole pixels) and their
+        colours are opaque.
+        """
         if not self.paper.is_pixel_exact:
             return False
         # The colours of cells, (row, column, 4).
         colours = image.to_rgba(image.get_array(), bytes=True)
         rows, columns = colours.shape[:2]
         x, y, width, height = map(int, box)
-        is_whole = box == (x, y, width, height) and height % rows == 0 and width % columns == 0
+        is_aligned = box == (x, y, width, height) and height % rows == 0 and width % columns == 0
         is_opaque = (colours[:, :, 3] == 255).all()
-        if not (is_whole and is_opaque):
+        if not (is_aligned and is_opaque):
             return False
         # The colours of pixels, (height, width, 4).
         pixels = colours.repeat(height // rows, 0).repeat(width // columns, 1)
         np.asarray(self.agg.buffer_rgba())[y : y + height, x : x + width] = pixels
         return True
 
-    def vector(self, kind: str) -> bytes:
-        """Return the figure as it stands now as "svg" or "pdf", with cells as rectangles where they are few."""
+    def render_vector(self, kind: str) -> bytes:
+        """Return the figure in its present state as "svg" or "pdf". Maps with few cells are drawn as rectangles."""
         self._trim_top()
-        # Find the images with few cells, by their drawing order (zorder).
-        hidden: list[Artist] = []
-        maps: dict[float, list[tuple[Box, NDArray[np.uint8]]]] = {}
+        # Group the images with few cells by their drawing order (zorder).
+        hidden_images: list[Artist] = []
+        images_by_zorder: dict[float, list[tuple[Box, NDArray[np.uint8]]]] = {}
         for image, box in self._cell_boxes.items():
             colours = image.to_rgba(image.get_array(), bytes=True)
             if max(colours.shape[:2]) <= MAX_VECTOR_CELLS:
-                maps.setdefault(image.get_zorder(), []).append((box, colours))
+                images_by_zorder.setdefault(image.get_zorder(), []).append((box, colours))
                 if image.get_visible():
-                    hidden.append(image)
-        # Add rectangles in their place.
-        added: list[Artist] = []
-        for zorder in sorted(maps):
-            for patch in cells_as_rectangles(maps[zorder]):
+                    hidden_images.append(image)
+        # Add rectangles that replace these images.
+        rectangles: list[Artist] = []
+        for zorder in sorted(images_by_zorder):
+            for patch in cells_as_rectangles(images_by_zorder[zorder]):
                 patch.set_zorder(zorder)
-                added.append(self.axes.add_artist(patch))
-        # Show the rectangles, hide the images; then undo both, also if writing fails.
+                rectangles.append(self.axes.add_artist(patch))
+        # Hide the images and write the file. Then undo both changes, even if writing fails.
         try:
-            for artist in hidden:
+            for artist in hidden_images:
                 artist.set_visible(False)
-            return super().vector(kind)
+            return super().render_vector(kind)
         finally:
-            for artist in hidden:
+            for artist in hidden_images:
                 artist.set_visible(True)
-            for artist in added:
+            for artist in rectangles:
                 artist.remove()
 
     def _trim_top(self) -> None:
-        """Cut off the empty top of a figure without a caption, but for a margin. Everything must be on the figure."""
+        """Cut off the empty top of a figure without a caption. Call it only after everything is on the figure."""
         if self.paper.caption or self._is_trimmed:
             return
         self._is_trimmed = True
-        # Find the upper end of letters, images and shapes. Renderers measure pixels from below, these axes from above.
+        # Find the upper edge of letters, images and shapes. The renderer measures y from below, the axes from above.
         renderer = self.agg.get_renderer()
         artists = (*self.axes.texts, *self.axes.images, *self.axes.patches)
         extents = [artist.get_window_extent(renderer) for artist in artists if artist.get_visible()]
         highest = max((extent.y1 for extent in extents if extent.width and extent.height), default=0.0)
         to_pixels = self.axes.transData
         tops = [float(to_pixels.inverted().transform((0, highest))[1])]
-        # Collections, such as filled cells, give their upper end (y0) in units of the axes: infinite if they are empty.
+        # The upper edge of a collection, such as filled cells, is y0 in units of the axes. It is infinite if empty.
         collection_tops = [artist.get_datalim(to_pixels).y0 for artist in self.axes.collections]
         tops += [y for y in collection_tops if math.isfinite(y)]
-        # Begin the figure a margin above that, but not above its former top. Keep at least one pixel of it.
+        # Let the figure begin a margin above that, but not above its former top. Keep a height of at least one pixel.
         bottom, former_top = self.axes.get_ylim()
-        top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
+        top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_vertical_px)
         self._set_ends(min(max(top, former_top), bottom - 1), bottom)
 
 
 def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
-    """Return a text broken into lines of captions that are at most `room` pixels wide."""
-    return layout.wrap(lettering.spell(text), room, lettering.width_px)
+    """Break a text into lines, in the font size of captions, that are at most `room` pixels wide."""
+    return layout.wrap_text(lettering.replace_undrawable(text), room, lettering.width_px)
 
 
 def colormap(cmap: Colormap | str) -> Colormap:
-    """Return the matplotlib colormap of a name; a colormap stays."""
+    """Return the matplotlib colormap with this name; return a colormap unchanged."""
     import matplotlib as mpl
 
     return mpl.colormaps.get_cmap(cmap)

@@ -1,4 +1,7 @@
-"""Declare a figure of maps (heatmaps) without their values: labels, titles and notes. `maps` draws it."""
+"""Declare everything of a figure of attention maps (heatmaps) except the values: labels, titles, notes, marks.
+
+`maps` draws the figure and colours its cells. A cell is one square of a map, usually one query and one key.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +13,24 @@ from attnscope.drawing.canvas import INK, Box
 
 @dataclass(frozen=True)
 class Axis:
-    """Declare the labels along one side of a map: one for each row, or for each column. Cells are counted from 0.
+    """Declare one side of a map: the labels of its rows, or of its columns.
+
+    Cells along the side are counted from 0. A side has either `labels`, or `n` cells without labels.
 
     Attributes:
         labels: The label of each row or column of cells; empty = the side has `ticks`, or nothing.
-        colors: The colour of each label; empty = all have that of text.
-        boundaries: The cells at which another text begins: a line is drawn before each.
-        marked: Cells whose label is never left out.
-        n: How many cells there are, if there are no labels.
-        ticks: Numbers along the side: (position, text), from 0 at the first cell to 1 after the last one.
+        colors: The colour of each label; empty = all labels have the usual colour of text.
+        boundary_cells: The cells at which another text begins. A line is drawn before each of them.
+        marked_cells: The cells whose label is always written.
+        n: The number of cells of a side without labels.
+        ticks: Numbers along the side, as (position, text). Position 0 is the start of the first cell, 1 the end of the
+            last cell.
     """
 
     labels: tuple[str, ...] = ()
     colors: tuple[str, ...] = ()
-    boundaries: tuple[int, ...] = ()
-    marked: tuple[int, ...] = ()
+    boundary_cells: tuple[int, ...] = ()
+    marked_cells: tuple[int, ...] = ()
     n: int = 0
     ticks: tuple[tuple[float, str], ...] = ()
 
@@ -35,41 +41,43 @@ class Axis:
         """Return the colour of the label of a cell."""
         return self.colors[cell] if self.colors else INK
 
-    def label_positions(self, step: int, apart: float) -> dict[int, float]:
-        """Return the position of each label along the side, in cells, by the cell that it belongs to.
+    def label_positions(self, step: int, min_distance: float) -> dict[int, float]:
+        """Return which cells have a label, and where: the position of each label along the side, by its cell.
 
-        Every marked cell has a label; labels that would stand less than `apart` cells from each other are moved aside.
-        Of the other cells every `step`-th has a label, unless that of a marked cell is nearer than `apart`.
+        Positions are in cells; a label in the middle of its cell has the cell's number. Every marked cell has a label.
+        Labels of marked cells that are less than `min_distance` cells apart are moved apart. Of the other cells, every
+        `step`-th has a label, unless a label of a marked cell is closer than `min_distance`.
         """
-        middles = _move_apart(sorted({*self.marked}), apart)
+        middles = _spread_labels(sorted({*self.marked_cells}), min_distance)
         for cell in range(0, len(self.labels), step):
-            if all(abs(cell - middle) >= apart for middle in middles.values()):
+            if all(abs(cell - middle) >= min_distance for middle in middles.values()):
                 middles[cell] = cell
         return middles
 
 
-def _move_apart(cells: Sequence[int], apart: float) -> dict[int, float]:
-    """Return a position for each cell: at least `apart` after the one before it, and as near to the cell as possible.
+def _spread_labels(cells: Sequence[int], min_distance: float) -> dict[int, float]:
+    """Return a position for each cell, in a sorted sequence of cells: as near to the cell as possible.
 
-    The algorithm is that of isotonic regression (pool adjacent violators). Take `i * apart` from the position of the
-    i-th cell: then positions may be equal, but must not decrease. Those that decrease are replaced by their mean.
+    Consecutive positions are at least `min_distance` apart. The algorithm is isotonic regression (pool adjacent
+    violators). After subtracting `i * min_distance` from the position of the i-th cell, the positions must not
+    decrease. Neighbours that would decrease are replaced by their mean.
     """
-    # Groups of cells with one such position: (the position, how many cells).
+    # Groups of neighbouring cells that share a position: (position after the subtraction, number of cells).
     groups: list[tuple[float, int]] = []
     for i, cell in enumerate(cells):
-        mean = cell - i * apart
+        mean = cell - i * min_distance
         size = 1
         while groups and groups[-1][0] > mean:
             earlier_mean, earlier_size = groups.pop()
             mean = (earlier_mean * earlier_size + mean * size) / (earlier_size + size)
             size += earlier_size
         groups.append((mean, size))
-    # Add `i * apart` again.
+    # Add `i * min_distance` again.
     positions: dict[int, float] = {}
     for mean, size in groups:
         for _ in range(size):
             i = len(positions)
-            positions[cells[i]] = mean + apart * i
+            positions[cells[i]] = mean + min_distance * i
     return positions
 
 
@@ -77,30 +85,32 @@ def _move_apart(cells: Sequence[int], apart: float) -> dict[int, float]:
 class MapsFigure:
     """Declare a figure of maps without their values.
 
-    Figures with equal declarations are drawn on one page, on which only the values change.
+    Figures with equal declarations are drawn on one page, on which only the values change. An overview is a grid of
+    small maps without labels, such as all heads of a model, with names for its rows and columns of maps.
 
     Attributes:
         subtitle: The line below the title.
-        notes: Sentences at the foot.
-        axes: The side at the left and the side below: one pair for all maps, or a pair for each.
-        titles: The title above each map; an overview has none.
-        names: Of an overview, a grid of small maps without labels: each map's (name of its row, name of its column).
-            Empty = the figure is no overview.
-        meaning: What the colours mean.
-        cmap: The colours.
-        has_numbers: Whether a cell with enough room shows its value.
-        captions: What stands beside the title of each map: facts, the most important first, with " · " between.
-        lettered: Texts beside labels and the subtitle whose characters the fonts must hold, such as the title.
-        picture: The picture that cells are laid over, an object with `pixels`, (height, width, 3); None = no picture.
-        is_smooth: Whether what is laid over the picture is interpolated between patches.
-        columns: Maps side by side; 0 = as many as make the page near 4:3.
-        shares_labels: Whether maps share their labels: those of rows stand at the left of the first map of a row,
-            those of columns below the last map of a column.
-        largest_px: Most width and height of a map.
+        notes: Sentences at the foot of the figure.
+        axes: Pairs of (side at the left, side below): one pair for all maps, or one pair per map.
+        titles: The title above each map; empty for an overview.
+        names: For an overview, the pair (row name, column name) of each map. Empty = the figure is no overview.
+        meaning: What the colours mean, for the colour bar.
+        cmap: The name of the matplotlib colormap.
+        has_numbers: Whether cells show their values as numbers, if these have room.
+        captions: The text at the right of each map's title: facts separated by " · ", the most important first. Facts
+            without room are dropped from the end.
+        font_texts: Further texts that the fonts must have characters for, such as the title. Labels, names of spans and
+            the subtitle are always considered.
+        picture: The picture under the cells, an object with `pixels`, (height, width, 3); None = no picture.
+        is_smooth: Whether the weights over a picture are interpolated between patches.
+        columns: The number of maps side by side; 0 = chosen so that the page is near 4:3.
+        shares_labels: Whether maps share their labels. Row labels then stand only at the left of the first map of each
+            row of maps, column labels only below the last map of each column of maps.
+        max_panel_px: The largest width and height of a map.
         row_px: Height of a row of cells; 0 = cells are squares.
-        bars: Heights from 0 to 1 of a strip of bars along the upper side of the uppermost maps.
-        framed_boxes: Frames on all maps: left, upper, right and lower edge in tokens.
-        spans: Names above all maps, if there are no bars: first cell, last cell, text.
+        bars: Heights from 0 to 1 of a strip of bars above the uppermost maps; empty = no bars.
+        framed_boxes: Frames on all maps: left, upper, right and lower edge, in tokens.
+        spans: Names above all maps, if there are no bars: (start, stop, text), in cells.
     """
 
     subtitle: str
@@ -112,12 +122,12 @@ class MapsFigure:
     cmap: str
     has_numbers: bool = False
     captions: tuple[str, ...] = ()
-    lettered: tuple[str, ...] = ()
+    font_texts: tuple[str, ...] = ()
     picture: Any = None
     is_smooth: bool = False
     columns: int = 0
     shares_labels: bool = False
-    largest_px: float = math.inf
+    max_panel_px: float = math.inf
     row_px: float = 0
     bars: tuple[float, ...] = ()
     framed_boxes: tuple[Box, ...] = ()
@@ -125,20 +135,23 @@ class MapsFigure:
 
     @property
     def n(self) -> int:
-        """Return how many maps there are."""
+        """Return the number of maps."""
         return len(self.names or self.titles)
 
     @property
     def is_labelled(self) -> bool:
-        """Return whether its tokens have labels. Patches and moments have none: several of them may share a pixel."""
+        """Return whether rows and columns are labelled tokens.
+
+        Patches of a picture and moments of a sound have no labels, so several of them may share a pixel.
+        """
         return bool(self.axes[0][1].labels)
 
     @property
     def row_names(self) -> list[str]:
-        """Return the names of the rows of an overview, from above."""
+        """Return the names of an overview's rows, from top to bottom."""
         return list(dict.fromkeys(row for row, _ in self.names))
 
     @property
     def column_names(self) -> list[str]:
-        """Return the names of the columns of an overview, from the left."""
+        """Return the names of an overview's columns, from left to right."""
         return list(dict.fromkeys(column for _, column in self.names))

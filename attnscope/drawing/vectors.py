@@ -1,4 +1,4 @@
-"""Make vector files: cells become rectangles instead of pixels, and an SVG carries its letters."""
+"""Prepare vector files (SVG and PDF): turn the cells of maps into rectangles, and embed fonts in an SVG."""
 
 from __future__ import annotations
 
@@ -13,53 +13,57 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.drawing.lettering import charmap
+from attnscope.drawing.lettering import font_code_points
 
 if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
 
-_TEXT = re.compile(r'<text style="([^"]*)"[^>]*>([^<]*)</text>')
+# A text element of an SVG by matplotlib. Group 1 is its CSS style, group 2 its characters.
+_SVG_TEXT = re.compile(r'<text style="([^"]*)"[^>]*>([^<]*)</text>')
 _OVERLAP_PT = 0.1
-"""The width of the outlines of rectangles. Without them, viewers show the background between two that touch."""
+"""The width of rectangles' outlines. Without outlines, viewers show thin gaps between adjacent rectangles."""
 
 
 def cells_as_rectangles(
     maps: Sequence[tuple[tuple[float, float, float, float], NDArray[np.uint8]]],
 ) -> Iterator[PathPatch]:
-    """Yield the cells of maps as rectangles, one patch per colour. Adjacent cells of a row with equal colours are one.
+    """Yield the cells of maps as matplotlib patches, one per colour. A patch has all rectangles of its colour.
+
+    Adjacent cells of a row with equal colours become one rectangle.
 
     Args:
-        maps: The box of each map (x, y, width, height), and the colours of its cells, (row, column, 4), RGBA.
+        maps: For each map, its box (x, y, width, height), and the RGBA colours of its cells, (row, column, 4).
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    # The boxes of all rectangles, and their colours: arrays to concatenate, of which the first, for no maps, is empty.
+    # The boxes and the colours of all rectangles, one array per map. Each list starts with an empty array, as
+    # np.concatenate needs at least one.
     boxes = [np.empty((0, 4))]
     colours = [np.empty(0, np.uint32)]
     for (x, y, width, height), pixels in maps:
-        # Four bytes of colour as one number: (row, column).
+        # View the four bytes of each colour as one integer, (row, column).
         codes = np.ascontiguousarray(pixels).view(np.uint32)[:, :, 0]
         rows, columns = codes.shape
-        # Runs of one colour in a row begin where it changes.
-        begins = np.ones(codes.shape, bool)
-        begins[:, 1:] = codes[:, 1:] != codes[:, :-1]
-        starts = np.flatnonzero(begins)
+        # Find the runs of equal colours in each row. A run starts in the first column, or where the colour changes.
+        is_run_start = np.ones(codes.shape, bool)
+        is_run_start[:, 1:] = codes[:, 1:] != codes[:, :-1]
+        starts = np.flatnonzero(is_run_start)
         row, column = np.divmod(starts, columns)
         lengths = np.diff(starts, append=codes.size)
-        # A box per run, (run, 4), from columns, rows and lengths in cells to pixels of the page.
+        # Make one box per run, (run, 4): first in cells, then converted to pixels of the page.
         run_boxes = np.stack([column, row, lengths, np.ones_like(row)], 1)
         cell = np.array([width / columns, height / rows] * 2)
         boxes.append(run_boxes * cell + np.array([x, y, 0, 0]))
         colours.append(codes.ravel()[starts])
-    # A patch per colour that is not transparent.
+    # Yield one patch per colour that is not transparent.
     all_boxes = np.concatenate(boxes)
     all_colours = np.concatenate(colours)
     outline = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
     for code in np.unique(all_colours):
         red, green, blue, alpha = (code.reshape(1).view(np.uint8) / 255).tolist()
         if alpha:
-            corners = vertices_of(all_boxes[all_colours == code])
+            corners = box_outlines(all_boxes[all_colours == code])
             path = Path(corners.reshape(-1, 2), np.tile(outline, len(corners)))
             yield PathPatch(
                 path,
@@ -69,54 +73,58 @@ def cells_as_rectangles(
             )
 
 
-def vertices_of(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the corners of boxes (x, y, width, height), (box, 4), as closed lines, (box, 5, 2)."""
+def box_outlines(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the outlines of boxes. The boxes (x, y, width, height) are (box, 4), the closed outlines (box, 5, 2)."""
     x, y, width, height = boxes.T
     corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
     return np.stack([np.stack(corner, 1) for corner in corners], 1)
 
 
 def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
-    """Return an SVG with the letters that its text needs: it looks the same everywhere, and can be searched and edited.
+    """Embed into an SVG the parts of the fonts that its text needs.
+
+    The file then looks the same on every machine, and its text can still be searched and edited.
 
     Args:
-        svg: A file that matplotlib wrote with `svg.fonttype` "none".
-        families: The fonts, in the order in which a character is looked for.
+        svg: A file that matplotlib wrote with `svg.fonttype` "none", which keeps text as text.
+        families: The font families. A character is drawn with the first family that has it.
     """
     from matplotlib.font_manager import FontProperties, findfont
 
-    # The characters that are written in each weight: regular, 400, or bold, 700. None are italic.
-    used: dict[int, set[str]] = {}
-    for css, text in _TEXT.findall(svg.decode()):
-        used.setdefault(700 if "font-weight: 700" in css else 400, set()).update(unescape(text))
-    # The first family that has a character provides it.
-    faces = []
-    for weight, missing in sorted(used.items()):
+    # The characters used in each weight, 400 (regular) or 700 (bold). Our figures use no other weights and no italics.
+    characters_by_weight: dict[int, set[str]] = {}
+    for css, text in _SVG_TEXT.findall(svg.decode()):
+        characters_by_weight.setdefault(700 if "font-weight: 700" in css else 400, set()).update(
+            unescape(text)
+        )
+    # Take each character from the first family that has it.
+    font_faces = []
+    for weight, missing in sorted(characters_by_weight.items()):
         for family in families:
             path = str(findfont(FontProperties(family=family, weight=weight)))
-            present = frozenset(char for char in missing if ord(char) in charmap(path))
+            present = frozenset(char for char in missing if ord(char) in font_code_points(path))
             missing -= present
             if present:
-                data = _subset(path, present)
-                faces.append(
+                data = _subset_font(path, present)
+                font_faces.append(
                     f"\n@font-face {{ font-family: '{family}'; font-weight: {weight}; font-style: normal; "
                     f"src: url(data:font/woff;base64,{data}) }}"
                 )
-    return svg.replace(b"</style>", "".join(faces).encode() + b"</style>", 1)
+    return svg.replace(b"</style>", "".join(font_faces).encode() + b"</style>", 1)
 
 
 @lru_cache(maxsize=64)
-def _subset(path: str, characters: frozenset[str]) -> str:
-    """Return the part of a font that holds some characters, as WOFF in base64; the same bytes every time."""
+def _subset_font(path: str, characters: frozenset[str]) -> str:
+    """Return a font with only some characters, as WOFF in base64. Equal arguments give equal bytes."""
     from fontTools import subset
 
-    # Kerning and marks stay. Without times, the bytes are the same every time.
+    # Keep kerning and the positions of marks. Drop all time stamps, so that the bytes are reproducible.
     options: Any = subset.Options(
         flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True
     )
     options.recalc_timestamp = False
-    options.drop_tables.append("FFTM")  # FontForge's times
-    options.font_number = 0  # the first font of a collection
+    options.drop_tables.append("FFTM")  # FontForge's time stamps
+    options.font_number = 0  # in a collection (.ttc), take the first font
     content = io.BytesIO()
     with subset.load_font(path, options) as font:
         subsetter = subset.Subsetter(options)

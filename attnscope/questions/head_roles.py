@@ -19,7 +19,7 @@ from rich.text import Text
 
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT
-from attnscope.drawing.inks import ink_on
+from attnscope.drawing.inks import text_color_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.errors import amount
@@ -306,11 +306,11 @@ class RoleGrid:
         # Cells are lower if there are many layers. On paper all of them must fit on one page.
         width = min(_CELL_PX, (paper.room_px - LEFT_PX) / n_across)
         height = max(20, min(round(0.7 * width), _SCREEN_PX // n_down))
-        if paper.fixed:
+        if paper.is_fixed_width:
             room = int(paper.max_height_px - _AROUND_PX)
             height = max(_PAPER_CELL_PX, min(height, room // n_down))
         needed = 2 * layout.MARGIN_PX + LEFT_PX + n_across * width
-        page = FigurePage(paper.width_for(layout.PAGE_WIDTH_PX, needed), lettering)
+        page = FigurePage(paper.figure_width_px(layout.PAGE_WIDTH_PX, needed), lettering)
         page.write_header(
             f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source
         )
@@ -325,7 +325,7 @@ class RoleGrid:
         notes = [_LETTER_NOTE]
         if has_values:
             notes.append("number: the value of the measure that the role rests on")
-        page.finish(bottom + 20, [*notes, *role_notes(self.result), *report.problems])
+        page.end_with_notes(bottom + 20, [*notes, *role_notes(self.result), *report.problems])
         return page
 
     def _marks_of_heads(self) -> list[RoleMark]:
@@ -368,8 +368,8 @@ class RoleGrid:
         cell_width, cell_height = cells.size
         width = cell_width - _GAP_PX
         height = cell_height - _GAP_PX
-        letter_px = page.paper.letters(min(height * 0.32, 26.0))
-        value_px = page.paper.letters(min(height * 0.27, width * 0.27, 19.0))
+        letter_px = page.paper.legible_px(min(height * 0.32, 26.0))
+        value_px = page.paper.legible_px(min(height * 0.27, width * 0.27, 19.0))
         has_values = height >= _VALUE_CELL_PX and page.lettering.width_px("0.00", value_px) <= width
         # How far below the top of a cell stand a letter alone, a letter above a value, and the value.
         alone_y = height * 0.5
@@ -385,13 +385,15 @@ class RoleGrid:
             if row < 0:
                 letters_and_values.append(CellNumber(x, top + alone_y, mark.glyph, letter_px, FAINT))
                 continue
-            ink = ink_on(mark.color)
+            ink = text_color_on(mark.color)
             letter = CellNumber(x, top + letter_y, mark.glyph, letter_px, ink, is_bold=True)
             letters_and_values.append(letter)
             if has_values:
                 value = CellNumber(x, top + value_y, number(values[row]), value_px, ink)
                 letters_and_values.append(value)
-        page.fill([(left, top, width, height) for left, top in corners], [mark.color for mark in marks])
+        page.fill_boxes(
+            [(left, top, width, height) for left, top in corners], [mark.color for mark in marks]
+        )
         page.write_numbers(letters_and_values)
         return has_values
 
@@ -418,4 +420,4 @@ def _draw_letters(marks: Mapping[tuple[int, int], RoleMark], console: Console) -
 
 
 def _style(mark: RoleMark) -> Style:
-    return Style(color=ink_on(mark.color), bgcolor=mark.color, bold=True)
+    return Style(color=text_color_on(mark.color), bgcolor=mark.color, bold=True)

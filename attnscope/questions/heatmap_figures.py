@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.drawing.canvas import FigureRenderer
-from attnscope.drawing.files import first_png
+from attnscope.drawing.files import render_first_png
 from attnscope.drawing.map_figure import Axis, MapsFigure
-from attnscope.drawing.style import Style, meanings
+from attnscope.drawing.style import Style, scale_meanings
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.heatmap_plates import (
@@ -55,7 +55,7 @@ _MAX_IN_A_ROW = 3
 _OVER_PHOTO = "a square is a patch, nothing is smoothed"
 _SMOOTHED = "weights are interpolated between the middles of patches (--smooth)"
 _BAR = "upper half of the bar: over white, lower half: over black"
-_PICTURE_MEANING = meanings(
+_PICTURE_MEANING = scale_meanings(
     "attention weight: the share of the query's attention that a patch gets",
     "attention weight ÷ the largest weight of the same panel on a patch",
 )
@@ -98,7 +98,7 @@ def pages(
 
 def glance(record: Heatmap | PooledHeatmap) -> bytes:
     """Return the first figure of a record as a PNG, for notebooks."""
-    return first_png(pages(record, record.style()))
+    return render_first_png(pages(record, record.style()))
 
 
 def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
@@ -234,10 +234,10 @@ def _over_picture(
         is_smooth=style.smooth,
         captions=captions_of(values, facts),
         picture=picture,
-        largest_px=_SINGLE_PX if n_maps == 1 else _PANEL_PX,
+        max_panel_px=_SINGLE_PX if n_maps == 1 else _PANEL_PX,
         # One column more, for the photo itself; 0 = as many as make the page near 4:3.
         columns=n_maps + 1 if n_maps <= _MAX_IN_A_ROW else 0,
-        lettered=(title, *fields.get("titles", ())),
+        font_texts=(title, *fields.get("titles", ())),
     )
     return NamedFigure(sheet.stem, title, figure, values)
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import INK
-from attnscope.drawing.cells import DECADES, log_share
+from attnscope.drawing.cells import N_DECADES, scale_logarithmically
 from attnscope.drawing.map_figure import Axis, MapsFigure
 from attnscope.drawing.maps import MapsPage
-from attnscope.drawing.style import Style, meanings
+from attnscope.drawing.style import Style, scale_meanings
 from attnscope.errors import UsageError, amount
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.maps import ROLLOUT, HeadMaps, MapsResult
@@ -39,11 +39,11 @@ _MAX_QUOTED = 2000
 _STRONGEST_KEYS = 2
 """How many keys of each framed row, those with the largest weights, always have their labels."""
 
-_MEANING = meanings(
+_MEANING = scale_meanings(
     "attention weight: the share of a query's attention that a key gets",
     "attention weight ÷ the largest weight of the same head",
 )
-_ROLLOUT_MEANING = meanings(
+_ROLLOUT_MEANING = scale_meanings(
     "share of a row that a column gets",
     "share of a row that a column gets ÷ the largest of the same map",
 )
@@ -143,12 +143,12 @@ def _show_values(page: MapsPage, plate: NamedFigure, style: Style) -> None:
     bar_end = darkest[0] if style.scale == "figure" or plate.top is not None else 1.0
     if not plate.is_logarithmic:
         ticks = {tick: f"{tick:g}" for tick in layout.nice_ticks(bar_end)}
-        page.show(plate.title, values, [(0.0, top) for top in darkest], (0.0, bar_end), ticks)
+        page.set_values(plate.title, values, [(0.0, top) for top in darkest], (0.0, bar_end), ticks)
         return
     # Each power of ten has an equal share of the bar, and cells show their values as numbers.
-    ticks = {float(step): f"{bar_end * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
-    shares = [log_share(cells, top) for cells, top in zip(values, darkest, strict=True)]
-    page.show(plate.title, shares, [(0.0, 1.0)] * len(values), (0.0, DECADES), ticks, values[0])
+    ticks = {float(step): f"{bar_end * 10.0 ** (step - N_DECADES):g}" for step in range(N_DECADES + 1)}
+    shares = [scale_logarithmically(cells, top) for cells, top in zip(values, darkest, strict=True)]
+    page.set_values(plate.title, shares, [(0.0, 1.0)] * len(values), (0.0, N_DECADES), ticks, values[0])
 
 
 def sheets_of(
@@ -319,7 +319,7 @@ def _map_plate(
         captions=tuple(captions),
         columns=style.columns if has_layout else 0,
         shares_labels=has_layout,
-        lettered=(model_name(record),),
+        font_texts=(model_name(record),),
         **_common_fields(record, attention, sheet.form, style),
     )
     return NamedFigure(sheet.stem, _title(record, attention, subject), figure, values)
@@ -352,7 +352,7 @@ def _query_plate(
         titles=("a row per head" if style.caption else "",),
         axes=((rows, axis_of(attention.keys)),),
         has_numbers=True,
-        lettered=(model_name(record), token),
+        font_texts=(model_name(record), token),
         **_common_fields(record, attention, "query", style),
     )
     return NamedFigure(stem, _title(record, attention, subject), figure, [weights])
@@ -477,8 +477,8 @@ def _pooled_plate(
         axes=((rows, columns),),
         meaning=f"{_POOLED_MEANING}{_POOLED_SCALES[style.scale]}",
         cmap=style.cmap,
-        largest_px=780,
-        lettered=(model_name(record),),
+        max_panel_px=780,
+        font_texts=(model_name(record),),
         framed_boxes=tuple(boxes),
     )
     kind = f"{attention.kind} " if record.has_several_kinds else ""

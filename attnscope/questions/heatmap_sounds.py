@@ -10,7 +10,7 @@ import numpy as np
 
 from attnscope.drawing.layout import nice_ticks
 from attnscope.drawing.map_figure import Axis, MapsFigure
-from attnscope.drawing.style import Style, meanings
+from attnscope.drawing.style import Style, scale_meanings
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.heatmap_plates import (
     NamedFigure,
@@ -35,7 +35,7 @@ _SPECTROGRAM_PX = 190
 _KILOHERTZ = (0.25, 0.5, 1, 2, 4, 8, 16)
 """The frequencies that have a tick beside a spectrogram."""
 
-_SOUND_MEANING = meanings(
+_SOUND_MEANING = scale_meanings(
     "attention weight: the share of a row's attention that a frame gets",
     "attention weight ÷ the largest weight of the same head on a frame with sound",
 )
@@ -58,7 +58,7 @@ def sound_plates(record: Heatmap, style: Style) -> Iterator[NamedFigure]:
         # A query predicts the next token, by which its row is named here; the last query has no next one.
         queries = queries.take(np.arange(1, len(queries)))
     n_rows = len(queries)
-    tokens = replace(axis_of(queries), boundaries=())
+    tokens = replace(axis_of(queries), boundary_cells=())
     frames = _time_axis(sound)
     # A silent recording has no loudest frame to be divided by.
     loudness = sound.envelope / (float(sound.envelope.max()) or 1.0)
@@ -96,7 +96,7 @@ def sound_plates(record: Heatmap, style: Style) -> Iterator[NamedFigure]:
             meaning=_SOUND_MEANING[style.scale],
             cmap=style.cmap,
             captions=captions_of(values, facts),
-            lettered=(title,),
+            font_texts=(title,),
             row_px=row_px,
             columns=0 if is_overview else min(2, len(sheet.heads)),
             bars=tuple(loudness.tolist()),
@@ -188,7 +188,7 @@ def _word_times(record: Heatmap, sound: Sound) -> NamedFigure:
         axes=((Axis(n=n_bands, ticks=tuple(ticks)), replace(_time_axis(sound), n=n_steps)),),
         meaning=f"loudness: from {sound.spectrogram.decibels:.0f} dB below the loudest (0) to the loudest (1)",
         cmap="Greys",
-        lettered=(title,),
+        font_texts=(title,),
         row_px=_SPECTROGRAM_PX / n_bands,
         spans=tuple(spans),
         framed_boxes=tuple(boxes),

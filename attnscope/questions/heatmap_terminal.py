@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from attnscope.drawing.cells import max_pool
-from attnscope.drawing.inks import blend
+from attnscope.drawing.inks import blend_colors
 from attnscope.errors import amount, safe
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.heatmap_figures import (
@@ -290,7 +290,7 @@ def _paint(lines: Text, weights: NDArray[np.float32], console: Console) -> None:
     """Append weights as shades, each of them two characters wide."""
     if _has_colours(console):
         for value in weights.tolist():
-            shade = blend(min(1.0, max(0.0, value)), _WHITE, _BLUE)
+            shade = blend_colors(min(1.0, max(0.0, value)), _WHITE, _BLUE)
             lines.append("  ", style=Style(bgcolor=shade))
         return
     shades = _SHADES if has_unicode(console) else _ASCII_SHADES

@@ -340,4 +340,4 @@ def _draw_panels(split: Split) -> Panels:
             f"disagreement {split_result['disagreement_nats'].mean():.2f} nats"
         )
     title = "the same queries, keys and values with more and fewer heads"
-    return Panels(title, panels, notes, largest_px=300, is_fitted=True)
+    return Panels(title, panels, notes, max_panel_px=300, is_fitted=True)

@@ -12,11 +12,11 @@ import numpy as np
 
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import INK, FigureRenderer
-from attnscope.drawing.files import distinct
-from attnscope.drawing.inks import ink_on
-from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.files import number_duplicates
+from attnscope.drawing.inks import text_color_on
+from attnscope.drawing.lettering import Lettering, choose_lettering
 from attnscope.drawing.page import CellNumber, FigurePage
-from attnscope.drawing.style import USUAL, Style
+from attnscope.drawing.style import DEFAULT_STYLE, Style
 from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Report, Trends
 from attnscope.report.graphs import draw_graph
@@ -55,7 +55,9 @@ _LETTER_PX = 12.5
 """Size of the names of rows and columns."""
 
 
-def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str, FigureRenderer]]:
+def pages(
+    result: Any, style: Style = DEFAULT_STYLE, **shown: Any
+) -> Iterator[tuple[str, FigureRenderer]]:
     """Yield the pages of the figures of a result, each with the name of its file without ending.
 
     Args:
@@ -71,9 +73,9 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
     chosen = {name: value for name, value in shown.items() if value is not None}
     report = result.report(**chosen)
     figures = report.figures()
-    lettering = lettering_for(_texts(report), style.paper)
+    lettering = choose_lettering(_texts(report), style.paper)
     # A figure's name may come from a file, and must not be a path that leads out of the folder.
-    stems = distinct(re.sub(r"[^A-Za-z0-9_-]", "-", name)[:80] for name in figures)
+    stems = number_duplicates(re.sub(r"[^A-Za-z0-9_-]", "-", name)[:80] for name in figures)
     for stem, blocks in zip(stems, figures.values(), strict=True):
         for number, page in enumerate(_draw(report, blocks, lettering), 1):
             yield stem if number == 1 else f"{stem}-{number}", page
@@ -115,7 +117,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> FigurePage:
     ]
     widest = max(lettering.width_px(name, _LETTER_PX) for name in names)
     names_px = max(_NAMES_PX, math.ceil(widest) + 14)
-    room = (paper.room_px if paper.fixed else _GRID_PX) - names_px
+    room = (paper.room_px if paper.is_fixed_width else _GRID_PX) - names_px
     cell_px = min(_CELL_PX, room / n_columns)
     row_px = cell_px if block.drawn_whole else _ROW_PX
     left = layout.MARGIN_PX + names_px
@@ -125,12 +127,12 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> FigurePage:
     step = math.ceil(_LABEL_PITCH_PX / cell_px)
     for column in range(0, n_columns, step):
         labels[column] = lettering.fit(printable(block.columns[column], 40), _LETTER_PX, _LABELS_PX)
-    longest = max(lettering.width_px(label, paper.letters(_LETTER_PX)) for label in labels.values())
+    longest = max(lettering.width_px(label, paper.legible_px(_LETTER_PX)) for label in labels.values())
     top = layout.MARGIN_PX + 76 + math.ceil(longest)
 
     # The page with the names, each at the middle of its row or column.
     width = n_columns * cell_px
-    page = FigurePage(paper.width_for(left + width + layout.MARGIN_PX, 900), lettering)
+    page = FigurePage(paper.figure_width_px(left + width + layout.MARGIN_PX, 900), lettering)
     page.write_header(f"{report.model} · {block.title}", report.subtitle)
     for row in range(0, n_rows, math.ceil(_LABEL_PITCH_PX / row_px)):
         page.write(left - 8, top + (row + 0.5) * row_px, names[row], _LETTER_PX, ha="right", color=INK)
@@ -152,14 +154,14 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> FigurePage:
         boxes = [
             (left + column * cell_px, top + row * row_px, cell_px, row_px) for row, column in framed
         ]
-        page.outline(boxes, INK, min(1.8, cell_px * 0.3))
+        page.draw_outlines(boxes, INK, min(1.8, cell_px * 0.3))
 
     # The colour bar. Its last number is centred on its end, so that half of it needs room at the right.
     bar_y = top + n_rows * row_px + 26
     ticks = {tick: small_number(tick) for tick in sorted({*limits, 0.0})}
-    half_tick = lettering.width_px(ticks[largest], paper.letters(layout.CAPTION_PX)) / 2
+    half_tick = lettering.width_px(ticks[largest], paper.legible_px(layout.CAPTION_PX)) / 2
     page.draw_colour_bar((left, bar_y, min(300.0, room - half_tick), 12), colors, limits, ticks=ticks)
-    page.finish(bar_y + 50, [*block.notes, *report.footer])
+    page.end_with_notes(bar_y + 50, [*block.notes, *report.footer])
     return page
 
 
@@ -182,12 +184,12 @@ def _draw_cells(
         corners, cell, flat_values, colors, lambda value: (value - low) / (high - low)
     )
     # A number such as -0.03 needs about three times the size of its letters.
-    size = page.paper.letters(12.0)
+    size = page.paper.legible_px(12.0)
     if width < 3.2 * size:
         return
     numbers = []
     for (box, color), value in zip(cells, flat_values, strict=True):
         x, y, box_width, box_height = box
         center = (x + box_width / 2, y + box_height / 2)
-        numbers.append(CellNumber(*center, small_number(value), size, ink_on(color)))
+        numbers.append(CellNumber(*center, small_number(value), size, text_color_on(color)))
     page.write_numbers(numbers)

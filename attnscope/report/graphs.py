@@ -55,7 +55,7 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> FigurePage
     rows = {name: layers.index(block.layers[name]) for name in names}
 
     # Sizes in pixels. Row 0 is the lowest, so it has the largest y.
-    page = FigurePage(lettering.paper.width_for(1200), lettering)
+    page = FigurePage(lettering.paper.figure_width_px(1200), lettering)
     n_rows = len(layers)
     row_px = max(58, min(92, 900 // n_rows))
     left = layout.MARGIN_PX + 60
@@ -77,12 +77,12 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> FigurePage
             page.write(
                 layout.MARGIN_PX, y, f"L{layer}", 14, ha="left", color=FAINT, va="center_baseline"
             )
-        page.lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
+        page.draw_lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
     _draw_links(page, block.links, paths, places)
     for name in names:
         _draw_head(page, name, places[name, rows[name]])
     _draw_key(page)
-    page.finish(top + n_rows * row_px + 10, [*block.notes, *report.problems])
+    page.end_with_notes(top + n_rows * row_px + 10, [*block.notes, *report.problems])
     return page
 
 
@@ -105,16 +105,16 @@ def _draw_links(
             curve += _curve(places[start], places[end], bend)
         _, color = _INPUTS.get(link.receiver_input, ("", FAINT))
         width = 1.2 + 5.0 * link.weight / largest
-        page.lines([curve], color=color, width_px=width, alpha=0.75, zorder=2)
+        page.draw_lines([curve], color=color, width_px=width, alpha=0.75, zorder=2)
 
 
 def _draw_head(page: FigurePage, name: str, place: Point) -> None:
     """Draw a name in a grey box with round ends and a white edge: two thick lines, the white one below and wider."""
     x, y = place
-    half_width = max(_MIN_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
+    half_width = max(_MIN_PX, page.lettering.width_px(name, page.paper.legible_px(_NAME_PX)) + 10) / 2
     line = [(x - half_width, y), (x + half_width, y)]
-    page.lines([line], color="#ffffff", width_px=27, capstyle="round", zorder=3)
-    page.lines([line], color="#e8ecf2", width_px=24, capstyle="round", zorder=3.1)
+    page.draw_lines([line], color="#ffffff", width_px=27, capstyle="round", zorder=3)
+    page.draw_lines([line], color="#e8ecf2", width_px=24, capstyle="round", zorder=3.1)
     page.write(x, y, name, _NAME_PX, ha="center", va="center_baseline", zorder=5, color=INK)
 
 
@@ -124,8 +124,8 @@ def _draw_key(page: FigurePage) -> None:
     y = _TOP_PX - 26
     for name, color in reversed(_INPUTS.values()):
         page.write(x, y, name, 13, ha="right", color=INK)
-        x -= page.lettering.width_px(name, page.paper.letters(13)) + 10
-        page.lines([[(x - 24, y), (x, y)]], color=color, width_px=4)
+        x -= page.lettering.width_px(name, page.paper.legible_px(13)) + 10
+        page.draw_lines([[(x - 24, y), (x, y)]], color=color, width_px=4)
         x -= 46
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, colormap
-from attnscope.drawing.inks import blend, hex_of, ink_on
+from attnscope.drawing.inks import blend_colors, colormap_hex, text_color_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.errors import amount
@@ -214,7 +214,7 @@ def name_kinds(page: FigurePage, cells: HeadCells, size_px: float = layout.PANEL
         x, y = cells.map_corners[kind]
         _name_axes(page, (x, y), grid, cells.size, size_px)
         if len(cells.grids) > 1:
-            page.entitle(x - LEFT_PX, y - 48, f"{printable(kind, 40)} attention", size_px * 1.2)
+            page.write_title(x - LEFT_PX, y - 48, f"{printable(kind, 40)} attention", size_px * 1.2)
 
 
 def _name_axes(
@@ -236,7 +236,7 @@ def _name_axes(
     left, top = corner
     width, height = cell_size
     # Heads: in a large map, letters shrink with their cells. In small maps, whose letters have 12 pixels, they do not.
-    size = page.paper.letters(min(size_px, width / 1.6) if size_px > 12 else size_px)
+    size = page.paper.legible_px(min(size_px, width / 1.6) if size_px > 12 else size_px)
     widest = page.lettering.width_px(f"H{grid.heads[-1]}", size)
     step = math.ceil(math.ceil(widest * 1.25) / width)
     # The width of a cell has the gap after it: a name above a wide cell is centred without the gap.
@@ -245,7 +245,7 @@ def _name_axes(
         x = left + (column + 0.5) * width - half_gap
         page.write(x, top - size * 0.9, f"H{grid.heads[column]}", size, ha="center", color=FAINT)
     # Layers.
-    size = page.paper.letters(size_px)
+    size = page.paper.legible_px(size_px)
     step = math.ceil(math.ceil(size * 1.25) / height)
     for row in range(0, len(grid.layers), step):
         y = top + (row + 0.5) * height
@@ -309,13 +309,13 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigureP
     # 44 pixels, which a number with an interval needs.
     n_across, n_down = count_cells(grids)
     room = paper.room_px - LEFT_PX
-    cell_width = paper.whole(min(240.0, room / n_across), 24)
-    tallest = max(24 if paper.fixed else 44, 1000 // n_down)
+    cell_width = paper.round_px(min(240.0, room / n_across), 24)
+    tallest = max(24 if paper.is_fixed_width else 44, 1000 // n_down)
     cell_height = max(24, min(round(cell_width * 0.62), 90, tallest))
 
     # The page with its cells, and the numbers in them.
     width = 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width
-    page = FigurePage(paper.width_for(layout.PAGE_WIDTH_PX, width), lettering)
+    page = FigurePage(paper.figure_width_px(layout.PAGE_WIDTH_PX, width), lettering)
     subtitle = " · ".join(filter(None, [printable(column.meaning, 400), report.source]))
     page.write_header(f"{report.model} · {block.title or title_of(column)}", subtitle)
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
@@ -329,9 +329,9 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigureP
     if scale.has_baseline:
         notes.insert(0, _BASELINE)
     if not np.isfinite(table[name]).all():
-        has_dashes = UNDEFINED in {number.text for number in page.written_numbers}
+        has_dashes = UNDEFINED in {number.text for number in page.cell_numbers}
         notes.append(f"grey: undefined ({UNDEFINED})" if has_dashes else "grey: undefined")
-    page.finish(bottom + 102, [*notes, *block.notes, *report.problems])
+    page.end_with_notes(bottom + 102, [*notes, *block.notes, *report.problems])
     return page
 
 
@@ -352,11 +352,11 @@ def _write_numbers(
         notes.append(f"numbers: the {_N_LARGEST} largest by absolute value")
 
     # The size of letters: the widest number, and the widest interval, must fit a cell.
-    size = paper.letters(min(18.0, cell_width * 0.26))
+    size = paper.legible_px(min(18.0, cell_width * 0.26))
     values = table[name].tolist()
     texts = [scale.write(value) for value in values]
     widest = max(lettering.width_px(text, size) for text in texts)
-    has_numbers = cell_width > widest * 1.05 if paper.fixed else cell_width >= 40
+    has_numbers = cell_width > widest * 1.05 if paper.is_fixed_width else cell_width >= 40
     if not has_numbers:
         return []
     intervals = [_interval_text(scale, low, high) for _, low, high in table.interval(name).tolist()]
@@ -373,7 +373,7 @@ def _write_numbers(
     for (left, top), value, text, interval in zip(corners, values, texts, intervals, strict=True):
         x = left + 0.5 * cell_width - 1
         y = top + 0.5 * cell_height - 1
-        ink = ink_on(hex_of(cmap, scale.fraction(value))) if math.isfinite(value) else FAINT
+        ink = text_color_on(colormap_hex(cmap, scale.fraction(value))) if math.isfinite(value) else FAINT
         numbers.append(CellNumber(x, y - rise, text, size, ink))
         if has_intervals and interval:
             numbers.append(CellNumber(x, y + cell_height * 0.22, interval, interval_size, ink))
@@ -405,18 +405,18 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
         columns = 1 if n_maps <= _FEW_MAPS else 2
     columns = min(n_maps, columns)
     # Cells as large as the width, and then the height, allows.
-    page_width = paper.room_px if paper.fixed else _SMALL_PX
+    page_width = paper.room_px if paper.is_fixed_width else _SMALL_PX
     room = page_width - columns * _BESIDE_PX
     width = max(4.0, min(58.0, room / columns / n_across))
     height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
     # From one map to the next, with titles, labels and the colour bar.
     across = n_across * width + _BESIDE_PX
-    if not paper.fixed:
+    if not paper.is_fixed_width:
         across = max(across, _MIN_ACROSS_PX)
     kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
     down = n_down * height + kinds_px + _ABOVE_AND_BELOW_PX
     # As many rows of maps as a page holds.
-    tallest = paper.max_height_px if paper.fixed else _TALLEST_PX
+    tallest = paper.max_height_px if paper.is_fixed_width else _TALLEST_PX
     n_rows = max(1, int((tallest - TOP_PX) // down))
     return _Plan(columns, (width, height), (across, down), columns * n_rows)
 
@@ -428,22 +428,22 @@ def _small_page(
     paper = lettering.paper
     grids = grids_of(blocks[0].heads)
     page = FigurePage(
-        paper.width_for(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering
+        paper.figure_width_px(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering
     )
     n_heads = amount(len(blocks[0].heads), "head")
     page.write_header(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
 
     # Maps side by side, row by row.
     room = plan.pitch[0] - 30
-    corners = layout.tile(len(blocks), plan.columns, (layout.MARGIN_PX, TOP_PX), plan.pitch)
+    corners = layout.grid_corners(len(blocks), plan.columns, (layout.MARGIN_PX, TOP_PX), plan.pitch)
     scales = [scale_of(block.heads, block.column) for block in blocks]
     for block, scale, (left, top) in zip(blocks, scales, corners, strict=True):
         # The title of a map, with its meaning and its largest value.
         column = block.heads.columns[block.column]
         lines = [_largest(block.heads, block.column, scale)]
-        if column.meaning and not paper.fixed:
+        if column.meaning and not paper.is_fixed_width:
             lines.insert(0, printable(column.meaning, 200))
-        page.entitle(left, top, lettering.fit(title_of(column), 14, 0.88 * room))
+        page.write_title(left, top, lettering.fit(title_of(column), 14, 0.88 * room))
         for number, line in enumerate(lines, 1):
             text = lettering.fit(line, layout.CAPTION_PX, room)
             page.write(left, top + 18 * number, text, layout.CAPTION_PX, ha="left", color=FAINT)
@@ -462,7 +462,7 @@ def _small_page(
         notes += [_BASELINE, "pale: not above it, where any head is"]
     for block in blocks:
         notes += block.notes
-    page.finish(TOP_PX + n_rows * plan.pitch[1], [*notes, *report.problems])
+    page.end_with_notes(TOP_PX + n_rows * plan.pitch[1], [*notes, *report.problems])
     return page
 
 
@@ -498,7 +498,9 @@ def _draw_cells(
         return
     # The same cells again, in paler colours.
     faded = [drawn[row] for row in np.flatnonzero(table[name] <= baseline)]
-    page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
+    page.fill_boxes(
+        [box for box, _ in faded], [blend_colors(_PALE, "#ffffff", color) for _, color in faded]
+    )
 
 
 def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float, max_ticks: int) -> None:
@@ -509,12 +511,18 @@ def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float,
     ticks = layout.ticks_between(*limits)
     if len(ticks) > max_ticks:
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else limits
-    size_px = page.paper.letters(size_px)
+    size_px = page.paper.legible_px(size_px)
     texts = tick_texts(ticks)
     # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
-    inside = page.paper.fixed and max_ticks <= 3
+    keeps_numbers_inside = page.paper.is_fixed_width and max_ticks <= 3
     page.draw_colour_bar(
-        bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside
+        bar,
+        scale.cmap,
+        limits,
+        ticks=texts,
+        size_px=size_px,
+        color=FAINT,
+        keeps_numbers_inside=keeps_numbers_inside,
     )
     if not scale.has_baseline:
         return
@@ -522,7 +530,9 @@ def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float,
     # The baseline: a line across the bar at its smallest and its largest value, and a triangle below their middle.
     x, y, width, height = bar
     ends = {x + width * scale.fraction(value) for value in scale.baseline}
-    page.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
+    page.draw_lines(
+        [[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5
+    )
     below = y + height + size_px * 2.4
     middle = scale.fraction(sum(scale.baseline) / 2)
     triangle_x = x + width * middle

@@ -48,7 +48,7 @@ class Panels:
         panels: The maps.
         notes: Sentences on how to read them.
         difference_meaning: What a number means if the maps hold differences; empty = they hold weights.
-        largest_px: The largest width of a map.
+        max_panel_px: The largest width of a map.
         is_fitted: Whether the darkest colour stands for the largest weight of all maps. If not, it stands for 1. That
             of differences always stands for the largest one.
     """
@@ -57,7 +57,7 @@ class Panels:
     panels: Sequence[Panel]
     notes: Sequence[str] = (AXES,)
     difference_meaning: str = ""
-    largest_px: float = math.inf
+    max_panel_px: float = math.inf
     is_fitted: bool = False
 
     def draw(self, report: Report, lettering: Lettering) -> MapsPage:
@@ -80,9 +80,9 @@ class Panels:
             titles=tuple(panel.title for panel in self.panels),
             meaning=self.difference_meaning or weight_meaning,
             cmap=TWO_WAYS if self.difference_meaning else ONE_WAY,
-            largest_px=self.largest_px,
+            max_panel_px=self.max_panel_px,
             # Fonts are chosen that have all letters of these texts, too.
-            lettered=(report.model, self.title),
+            font_texts=(report.model, self.title),
         )
         # Maps with more cells than the paper has pixels are pooled: a block of `page.pool` x `page.pool` values becomes
         # the one that is farthest from 0, with its sign. Without pooling, both maps below are the values themselves.
@@ -93,7 +93,7 @@ class Panels:
             lowest = -max_pool(-values.astype(np.float32), page.pool)
             pooled.append(np.where(highest >= -lowest, highest, lowest))
         ticks = tick_texts(layout.ticks_between(*limits))
-        page.show(
+        page.set_values(
             f"{report.model} · {self.title}", pooled, [limits] * len(maps), bar_ends=limits, ticks=ticks
         )
         return page

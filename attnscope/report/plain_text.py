@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from attnscope.drawing.inks import blend, ink_on
+from attnscope.drawing.inks import blend_colors, text_color_on
 from attnscope.errors import one_line, safe
 
 if TYPE_CHECKING:
@@ -137,5 +137,5 @@ def shade(share: float, pale: str, dark: str) -> Style:
 
     A share of 0 is `pale`, 1 is `dark`.
     """
-    color = blend(share, pale, dark)
-    return Style(color=ink_on(color), bgcolor=color)
+    color = blend_colors(share, pale, dark)
+    return Style(color=text_color_on(color), bgcolor=color)

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.drawing.canvas import FAINT, INK, LINE, FigureRenderer, matplotlib_defaults, wrap_lines
+from attnscope.drawing.canvas import (
+    FAINT,
+    INK,
+    LINE_COLOR,
+    FigureRenderer,
+    matplotlib_defaults,
+    wrap_lines,
+)
 from attnscope.drawing.lettering import Lettering
 from attnscope.report.blocks import Report, Trends
 from attnscope.report.numbers import find_most_changed, step_text
@@ -49,7 +56,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
         scale = paper.min_px * 72 / paper.inch_px / _MIN_PT
     # Paper of a fixed width is cropped at both sides. Two plots lie side by side, on narrow paper one.
     full_width = _WIDTH
-    if paper.fixed:
+    if paper.is_fixed_width:
         full_width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px
     n_across = 1 if paper.is_narrow else 2
     n_rows = math.ceil(len(blocks) / n_across)
@@ -57,7 +64,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
     head_height = (_HEAD if paper.caption else _HEAD_WITHOUT_CAPTION) * scale
     row_height = plot_height + _PLOT_MARGINS * scale
 
-    # The notes below the plots. Without a caption they only say which parts of the study failed (`paper.failed`).
+    # The notes below the plots. Without a caption, they only say which parts of the study failed: `failures`.
     notes = []
     if paper.caption:
         notes = [*filter(None, [report.source]), *report.footer]
@@ -69,7 +76,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
             )
     # Text fills 0.92 of the width. Lines are broken in pixels of a screen, 96 an inch, at letters of screen size.
     text_px = full_width * 96 / scale * 0.92
-    lines = wrap_lines(" · ".join([*notes, *paper.failed]), text_px, lettering)
+    lines = wrap_lines(" · ".join([*notes, *paper.failures]), text_px, lettering)
     foot_height = (_PLOT_TITLE + _NOTE_LINE * len(lines)) * scale
 
     # The figure with its title.
@@ -126,7 +133,7 @@ def _draw_plot(axes: Any, block: Trends, scale: float, families: Sequence[str]) 
     # Axes: a faint grid, and no frame above and at the right.
     _scale_steps(axes, steps)
     axes.locator_params(axis="y", nbins=5)
-    axes.grid(color=LINE, linewidth=0.5 * scale, alpha=0.6)
+    axes.grid(color=LINE_COLOR, linewidth=0.5 * scale, alpha=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

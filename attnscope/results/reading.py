@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.host import refuse_pipe
+from attnscope.host import require_regular_file
 
 MAX_BYTES = 2**30
 """Bytes that any archive may unpack to."""
@@ -107,7 +107,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
     Raises:
         ValueError: It is no npz archive, has two members of one name, or would unpack to too many bytes.
     """
-    refuse_pipe(path, "a record")
+    require_regular_file(path, "a record")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             # A user may confuse heads.json with heads.npz: the message says so.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.host import refuse_pipe
+from attnscope.host import require_regular_file
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def translate_decoder_errors(source: Any, noun: str, hint: str) -> Iterator[Path
         raise AttnscopeError(f"{type(source).__name__} is no {noun}", hint)
     path = Path(source)
     # Decoders seek in the file, and opening a pipe without a writer would block.
-    refuse_pipe(path, f"a {noun}")
+    require_regular_file(path, f"a {noun}")
     if path.is_dir():
         raise AttnscopeError(f"{path} is a folder, not a {noun}", hint)
     try:

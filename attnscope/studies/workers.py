@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from attnscope.errors import AttnscopeError, UsageError, amount, first_line, require_choice
-from attnscope.host import block_interrupts, safe_import_path, tame_matplotlib
+from attnscope.host import block_interrupts, safe_import_path, use_headless_matplotlib
 from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.files import HASHES
 from attnscope.models.info import versions
@@ -279,7 +279,7 @@ class _Server:
     """Hold the function in the process of a worker, and run it on blocks."""
 
     def __init__(self, pickled: bytes) -> None:
-        tame_matplotlib()
+        use_headless_matplotlib()
         self._function: WorkerFunction = pickle.loads(pickled)
 
     def run(self, block: Any) -> Any:

@@ -123,8 +123,8 @@ def batch(
     def tasks() -> Iterator[_Task]:
         """Read texts as workers need them, and yield those that are not drawn yet."""
         for text in listed_texts:
-            folder = out.absolute() / folder_name(text.index, text.written)
-            task = _Task(text, folder, hashlib.sha256(common_hash + text.digested()).hexdigest())
+            folder = out.absolute() / folder_name(text.index, text.full_text)
+            task = _Task(text, folder, hashlib.sha256(common_hash + text.bytes_to_hash()).hexdigest())
             results[text.index] = task.find_done()
             if results[text.index] is None:
                 yield task

@@ -4,7 +4,7 @@ A *needle* is a few tokens, the answer, hidden in a long text, the *haystack*. T
 and repeats it. A head retrieves if it attends to the hidden answer while the model predicts the answer at the end. A
 *decoy* is a second needle in the same haystack, which answers another question.
 
-`corpus.needle_probe` makes these texts, and `studies.run` loops over them. This module runs the model on several texts
+`corpus.generate_needles` makes these texts, and `studies.run` loops over them. This module runs the model on several texts
 at a time, scores the heads, tests the scores and fills the tables.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Needle, NeedleSource, TextBlock, needle_probe, word_ids
+from attnscope.corpus import Needle, NeedleSource, TextBlock, generate_needles, select_word_ids
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
@@ -181,9 +181,9 @@ def _make_haystack(model: Model, corpus: Texts | None, options: NeedleOptions) -
     """
     tokenizer = model.tokenizer
     special = special_ids(model)
-    ordinary, before, _ = read_vocabulary(model)
+    ordinary, prefix_ids, _ = read_vocabulary(model)
     if corpus is None:
-        return NeedleSource(ordinary, before=before)
+        return NeedleSource(ordinary, prefix_ids=prefix_ids)
 
     def encode(text: str) -> list[int]:
         return [token for token in tokenizer.encode(text).ids.tolist() if token not in special]
@@ -200,16 +200,16 @@ def _make_haystack(model: Model, corpus: Texts | None, options: NeedleOptions) -
             break
     # Needles are only hidden after tokens that end a sentence.
     end_ids = {token for token in set(ids) if tokenizer.spell(token).rstrip().endswith((".", "!", "?"))}
-    words = word_ids(ordinary, tokenizer.spell)
+    words = select_word_ids(ordinary, tokenizer.spell)
     text_ids = np.array(ids[:n_wanted], np.int64)
     return NeedleSource(
-        words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(end_ids), before=before
+        words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(end_ids), prefix_ids=prefix_ids
     )
 
 
 def _make_needles(haystack: NeedleSource, options: NeedleOptions, length: int) -> Iterator[Needle]:
     """Yield the needles in texts of one length."""
-    return needle_probe(haystack, options.n, options.depths, length, options.seed, answer=options.answer)
+    return generate_needles(haystack, options.n, options.depths, length, options.seed, n_answer_tokens=options.answer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,7 +321,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         is_finite = logits.isfinite().all(-1).all(-1).tolist()
 
         # The positions of the answer's tokens in the needle and in the decoy, (needle, needle or decoy, token).
-        positions = np.stack([[needle.places, needle.decoys] for needle in needles])
+        positions = np.stack([[needle.answer_positions, needle.decoy_positions] for needle in needles])
         # Layer -> the positions of the keys with the largest weights, (needle, head, token).
         keys_by_layer = probe.maps["decoder"]
         n_heads = max(keys.shape[1] for keys in keys_by_layer.values())

@@ -164,7 +164,7 @@ class NeedleOptions:
 
         Raises:
             UsageError: A number is out of range or comes twice, or there are fewer needles than depths. Depths beyond
-                0 and 1 are refused where needles are made (`corpus.needle_probe`).
+                0 and 1 are refused where needles are made (`corpus.generate_needles`).
         """
         if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MAX_NEEDLE_TEXT_TOKENS:
             raise UsageError(

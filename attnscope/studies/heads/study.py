@@ -23,7 +23,7 @@ from attnscope.corpus import (
     chunks,
     count_tokens,
     distinct,
-    repeat_probe,
+    generate_repeats,
 )
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
@@ -216,8 +216,12 @@ def make_probe_texts(model: Model) -> list[CorpusText]:
     Raises:
         AttnscopeError: The vocabulary is not known.
     """
-    ordinary, before, after = read_vocabulary(model)
-    return list(repeat_probe(ordinary, N_PROBE_TEXTS, N_RANDOM_TOKENS, 0, before=before, after=after))
+    ordinary, prefix_ids, suffix_ids = read_vocabulary(model)
+    return list(
+        generate_repeats(
+            ordinary, N_PROBE_TEXTS, N_RANDOM_TOKENS, 0, prefix_ids=prefix_ids, suffix_ids=suffix_ids
+        )
+    )
 
 
 def study_heads(

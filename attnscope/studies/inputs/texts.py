@@ -186,12 +186,12 @@ def describe_texts(texts: Texts) -> dict[str, Any]:
     if isinstance(texts, Corpus):
         return {
             "sources": [*texts.sources],
-            "split": texts.split_as,
+            "split": texts.effective_split,
             "sha256": texts.sha256,
             "problems": [asdict(problem) for problem in texts.problems],
         }
     # Texts from Python have no files and no lines.
-    digest = hashlib.sha256(b"".join(text.digested() for text in texts))
+    digest = hashlib.sha256(b"".join(text.bytes_to_hash() for text in texts))
     return {"sources": ["texts"], "split": "", "sha256": digest.hexdigest(), "problems": []}
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES, Measure
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Problem, TextBlock, expand
+from attnscope.corpus import Problem, TextBlock, expand_patterns
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, image_model_of
 from attnscope.questions.heads import Heads, heads_table
@@ -458,7 +458,7 @@ def _list_inputs(items: Any, noun: str) -> list[_Input]:
         else:
             in_memory.append((f"{noun} {number}", item))
     # The source and the content of each input.
-    pairs: list[tuple[str, Any]] = [(name, name) for name in expand(files)]
+    pairs: list[tuple[str, Any]] = [(name, name) for name in expand_patterns(files)]
     pairs += in_memory
     if not pairs:
         raise AttnscopeError(f"there is no {noun} to study", "give at least one file")
