@@ -53,7 +53,7 @@ def test_figures_name_the_part_that_failed(name, tmp_path, monkeypatch):
         said.append(any("--frobnicate" in str(text.get_text()) for text in self.figure.findobj(Text)))
         return b""  # writing it takes most of the time
 
-    monkeypatch.setattr(FigureRenderer, "vector", look)
+    monkeypatch.setattr(FigureRenderer, "render_vector", look)
     record = failed_record(name)
     assert len(record.draw(tmp_path, "svg")) == len(said) > 0
     assert all(said)

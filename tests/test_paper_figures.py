@@ -68,7 +68,7 @@ def pages(monkeypatch, tmp_path):
         assert shown
         return shown
 
-    monkeypatch.setattr(FigureRenderer, "vector", look)
+    monkeypatch.setattr(FigureRenderer, "render_vector", look)
     return draw
 
 
