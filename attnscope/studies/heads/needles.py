@@ -203,13 +203,19 @@ def _make_haystack(model: Model, corpus: Texts | None, options: NeedleOptions) -
     words = select_word_ids(ordinary, tokenizer.spell)
     text_ids = np.array(ids[:n_wanted], np.int64)
     return NeedleSource(
-        words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(end_ids), prefix_ids=prefix_ids
+        words,
+        text_ids=text_ids,
+        encode=encode,
+        sentence_end_ids=frozenset(end_ids),
+        prefix_ids=prefix_ids,
     )
 
 
 def _make_needles(haystack: NeedleSource, options: NeedleOptions, length: int) -> Iterator[Needle]:
     """Yield the needles in texts of one length."""
-    return generate_needles(haystack, options.n, options.depths, length, options.seed, n_answer_tokens=options.answer)
+    return generate_needles(
+        haystack, options.n, options.depths, length, options.seed, n_answer_tokens=options.answer
+    )
 
 
 @dataclass(frozen=True, eq=False)
