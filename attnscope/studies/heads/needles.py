@@ -4,8 +4,8 @@ A *needle* is a few tokens, the answer, hidden in a long text, the *haystack*. T
 and repeats it. A head retrieves if it attends to the hidden answer while the model predicts the answer at the end. A
 *decoy* is a second needle in the same haystack, which answers another question.
 
-`corpus.generate_needles` makes these texts, and `studies.run` loops over them. This module runs the model on several texts
-at a time, scores the heads, tests the scores and fills the tables.
+`corpus.generate_needles` makes these texts, and `studies.run` loops over them. This module runs the model on several
+texts at a time, scores the heads, tests the scores and fills the tables.
 """
 
 import hashlib
