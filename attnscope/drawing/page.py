@@ -167,7 +167,7 @@ class FigurePage(Canvas):
         size_px: float = layout.CAPTION_PX,
         color: str = INK,
         meaning: str = "",
-        keeps_numbers_inside: bool = False,
+        is_inset: bool = False,
     ) -> bool:
         """Draw a colour bar, the numbers below it, and the meaning of its colours at its right.
 
@@ -179,7 +179,7 @@ class FigurePage(Canvas):
             size_px: The font size.
             color: The colour of the numbers.
             meaning: What the colours mean.
-            keeps_numbers_inside: Whether the first and the last number stay within the width of the bar.
+            is_inset: Whether the first and the last number stay within the width of the bar.
 
         Returns:
             Whether the meaning fits beside the bar. If not, it is not written; the caller puts it into the notes.
@@ -194,7 +194,7 @@ class FigurePage(Canvas):
         # Write the numbers below the bar, centred at their values, except the outer ones if they must stay inside.
         if ticks is None:
             ticks = tick_texts(layout.ticks_between(low, high))
-        alignments = {min(ticks): "left", max(ticks): "right"} if keeps_numbers_inside else {}
+        alignments = {min(ticks): "left", max(ticks): "right"} if is_inset else {}
         below = y + height + size_px * 0.96
         for tick, text in ticks.items():
             tick_x = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))

@@ -514,15 +514,9 @@ def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float,
     size_px = page.paper.legible_px(size_px)
     texts = tick_texts(ticks)
     # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
-    keeps_numbers_inside = page.paper.is_fixed_width and max_ticks <= 3
+    is_inset = page.paper.is_fixed_width and max_ticks <= 3
     page.draw_colour_bar(
-        bar,
-        scale.cmap,
-        limits,
-        ticks=texts,
-        size_px=size_px,
-        color=FAINT,
-        keeps_numbers_inside=keeps_numbers_inside,
+        bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, is_inset=is_inset
     )
     if not scale.has_baseline:
         return
