@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 import attnscope
 from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
-from attnscope.models import turns
+from attnscope.models import locks
 from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Batch
 from attnscope.pages import Page
@@ -102,9 +102,9 @@ def _is_free(model):
     """Whether another thread could take its turn with a model now."""
 
     def take():
-        locks = turns._locks[model.modules()[0]]
-        free = [lock.acquire(blocking=False) for lock in locks]
-        for lock in itertools.compress(locks, free):
+        held = locks._locks[model.modules()[0]]
+        free = [lock.acquire(blocking=False) for lock in held]
+        for lock in itertools.compress(held, free):
             lock.release()
         return all(free)
 
@@ -155,11 +155,11 @@ def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_to
     # Two parts that were there before the whole.
     parts = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
     for module in parts:
-        turns.share_lock([module])
-    assert not set(turns._locks[parts[0]]) & set(turns._locks[parts[1]])
-    turns.share_lock([torch.nn.Sequential(*parts)])
-    assert len(turns._locks[parts[0]]) == 2
-    assert turns._locks[parts[0]] == turns._locks[parts[1]]
+        locks.share_lock([module])
+    assert not set(locks._locks[parts[0]]) & set(locks._locks[parts[1]])
+    locks.share_lock([torch.nn.Sequential(*parts)])
+    assert len(locks._locks[parts[0]]) == 2
+    assert locks._locks[parts[0]] == locks._locks[parts[1]]
 
 
 def test_a_probe_may_run_the_model_that_it_watches(tmp_path):
