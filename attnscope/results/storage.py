@@ -148,8 +148,9 @@ def replace_together(
                 yield staging_folder
             except AttnscopeError as error:
                 # A user knows the target, not the staging folder.
-                message = error.message.replace(str(staging_folder), str(target))
-                raise type(error)(message, error.hint) from error
+                raise type(error)(
+                    error.message.replace(str(staging_folder), str(target)), error.hint
+                ) from error
             with delay_interrupts():
                 names = sorted(path.name for path in staging_folder.iterdir() if path.name != index_name)
                 # With index_name = "" this path is the staging folder itself, which is no file.

@@ -50,12 +50,10 @@ def make_query_tokens(n_queries: int, objects: Mapping[int, str] | None = None) 
             any objects, the queries without one become special tokens.
     """
     labels = [f"Q{index}" for index in range(n_queries)]
-    is_special = np.zeros(n_queries, np.bool_)
-    if objects:
-        is_special[:] = True
-        for index, object_name in objects.items():
-            labels[index] += f" {object_name}"
-            is_special[index] = False
+    is_special = np.full(n_queries, bool(objects))
+    for index, object_name in (objects or {}).items():
+        labels[index] += f" {object_name}"
+        is_special[index] = False
     return _make_tokens("", labels, is_special, has_no_words=True)
 
 

@@ -267,10 +267,7 @@ def _make_tables(
         clean_rows.append(
             {"quantity": "loss", "value": _make_cell(_estimate_from_sums(done.clean_loss, 0.0))}
         )
-    tables = {
-        "heads": table,
-        "whole": Table.of(Ablation.TABLES["whole"], clean_rows),
-    }
+    tables = {"heads": table, "whole": Table.of(Ablation.TABLES["whole"], clean_rows)}
     # The last set is that of all heads only if there are more sets than heads. Else `joint_rows` is not needed.
     if len(head_sets) > len(heads):
         tables["together"] = Table.of(Ablation.TABLES["together"], joint_rows)

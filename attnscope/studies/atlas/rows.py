@@ -168,9 +168,10 @@ def choose_texts(
     n_left = min(MAX_SAMPLE_TOKENS, max(MIN_SAMPLE_TOKENS, n_tokens // TOKENS_PER_SAMPLED_TOKEN))
     sampled = []
     for index in scores.sample:
-        if scores.texts[index].n_tokens <= n_left:
+        n_text_tokens = scores.texts[index].n_tokens
+        if n_text_tokens <= n_left:
             sampled.append(index)
-            n_left -= scores.texts[index].n_tokens
+            n_left -= n_text_tokens
     # Intervals need at least two texts, even if these are longer than the limit.
     if len(sampled) < 2:
         sampled = list(scores.sample[:2])
@@ -190,8 +191,9 @@ def choose_texts(
         scored = scores.texts[index]
         tokens = tokens_of(scored.text, model.tokenizer.encode, special)
         text_chunks = chunks(tokens, scored.index, limit=model.info.max_tokens, **chunking)
-        chunk = text_chunks[scored.number]
-        rereads.append(RereadText(scored.text, chunk, index in sampled, wanted[index]))
+        rereads.append(
+            RereadText(scored.text, text_chunks[scored.number], index in sampled, wanted[index])
+        )
     return rereads
 
 
