@@ -197,7 +197,7 @@ def test_what_is_no_photo_is_one_line(tmp_path, monkeypatch):
         with pytest.raises(AttnscopeError, match=said) as error:
             read_photo(given)
         assert "\n" not in str(error.value)
-    monkeypatch.setattr(photos, "MOST_PIXELS", 39_999)
+    monkeypatch.setattr(photos, "MAX_PIXELS", 39_999)
     with pytest.raises(AttnscopeError, match="200 x 200"):
         read_photo(tmp_path / "whole.png")
 
