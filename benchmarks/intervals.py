@@ -103,7 +103,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
 
     corpus = [CorpusText(number, "", number, text=text) for number, text in enumerate(texts)]
     options = sampling.DescribeOptions(queries=queries)
-    with patch.object(sampling, "MOST_BYTES", 2**40):
+    with patch.object(sampling, "MAX_BYTES", 2**40):
         sample, counts = read_sample(model, corpus, options)
         fits = fit_sample(model, sample, counts, options)
     scored = [number for number, unit in enumerate(sample) if not unit.fits]

@@ -293,7 +293,7 @@ DAMAGES = (*REFUSED, without_a_member, with_flipped_bits, with_a_wrong_array, wi
 @pytest.mark.parametrize("part", range(4))
 def test_six_hundred_damaged_files(part, made, run, monkeypatch):
     """600 in all: each is shown or refused in one line, and none runs what it holds."""
-    monkeypatch.setattr(reading, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(reading, "MAX_BYTES", 10**6)
     copies = sorted(made.glob("*.out/*.json"))
     for number in range(part * 150, part * 150 + 150):
         lot = random.Random(number)
@@ -349,7 +349,7 @@ def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(run, tmp_path,
     np.savez_compressed(path, **members(path))
     assert run("show", path)[0] == 0
     np.savez_compressed(path, **members(path), more=np.zeros(10**6))
-    monkeypatch.setattr(reading, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(reading, "MAX_BYTES", 10**6)
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was unpacked"))
     status, out, err = run("show", path)
     assert (status, out) == (1, "")

@@ -209,14 +209,14 @@ def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch):
         with pytest.raises(AttnscopeError, match="self-check"):
             wrap(model)
     llama = tiny("llama")
-    true_rehearsal = check.rehearse
+    true_trace = check.trace_attention
 
     def reordered(*given):
-        output, seen = true_rehearsal(*given)
+        output, seen = true_trace(*given)
         return output, [replace(one, weights=seen[-1].weights) for one in seen]
 
     with monkeypatch.context() as patch:
-        patch.setattr(check, "rehearse", reordered)
+        patch.setattr(check, "trace_attention", reordered)
         with pytest.raises(AttnscopeError, match="layer 0"):
             wrap(llama)
 

@@ -79,7 +79,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Attention
     with torch.no_grad():
         try:
             # The seam path: read the layers off the calls, then compare them with eager.
-            output, seen = _rehearse(model, padded, alone)
+            output, seen = _trace_alone(model, padded, alone)
             survey = read_survey(model.config, alone, output, seen)
             some_lack_attention = survey.n_calls < sum(survey.n_layers.values())
             if check or some_lack_attention:
@@ -96,7 +96,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Attention
             return _read_eager(model, padded, alone, _shorten(error), len(seen))
 
 
-def _rehearse(
+def _trace_alone(
     model: PreTrainedModel, padded: Inputs, alone: Inputs
 ) -> tuple[Any, Sequence[TracedAttention]]:
     """Run a model on the text alone through the seam; raise UnclearError where the seam refuses how it attends."""
