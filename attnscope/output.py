@@ -135,9 +135,10 @@ class Output:
                 notes.append(
                     f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
                 )
+        options = {**self.options, "full_result": self.full_result}
         paths = []
         if out is not None:
-            paths = write_files(record, out, formats, self.options, self.stem, self.columns)
+            paths = write_files(record, out, formats, options, self.stem, self.columns)
         notes += note_glyphs(iterate_texts(record.describe()), map(str, paths), self.options.get("font"))
         print_notes(notes, self.quiet)
         # Stdout gets one JSON document, or tables and then the paths of files.
@@ -148,11 +149,10 @@ class Output:
         from attnscope.report.plain_text import open_console, print_record
 
         # `ResultKind.shown_with` names the arguments that the printing function of this kind takes: some of the
-        # options, and some of these three facts.
+        # options, and some of these facts.
         arguments = {
-            **self.options,
+            **options,
             "draws_maps": self.draws_maps,
-            "full_result": self.full_result,
             "prints_summary": self.prints_summary,
         }
         shown_with = {name: arguments.get(name) for name in self.kind.shown_with}
@@ -353,9 +353,9 @@ def write_files(
     paths = []
     drawings = []
     with replace_together(out) as staged:
-        all_columns = bool(options.get("every"))
+        shown_with = _select_options(options, kind.shown_with)
         for name in data:
-            paths.append(record.save(staged / kind.file_name(name), every=all_columns, columns=columns))
+            paths.append(record.save(staged / kind.file_name(name), columns=columns, **shown_with))
         for name in pages:
             paths.append(kind.resolve("page")(record).save(staged / kind.file_name(name)))
         try:

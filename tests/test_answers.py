@@ -186,9 +186,10 @@ def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source, target
 
 
 def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batch(run):
-    result = run("heatmap", TIRED, "--from", "it", "--to", "the animal", "-o", "out", "-f", "csv,png")
+    result = run("heatmap", TIRED, "--from", "it", "--to", "the animal", "-o", "out", "-f", "csv,svg")
     assert result.out.startswith("from “it” to “the animal”: L3H1 gives most: 0.")
-    assert result.out.splitlines()[-2:] == ["out/shares.csv", "out/shares.png"]
+    assert result.out.splitlines()[-2:] == ["out/shares.csv", "out/shares.svg"]
+    assert "share of attention, 0 to 1" in Path("out/shares.svg").read_text("utf-8")
     Path("texts.txt").write_text(f"{TIRED}\nNo such words.\nIt saw the animal.\n", "utf-8")
     batch = ("batch", "texts.txt", "-L", "3", "--from", "it", "--to", "the animal", "-o", "many", "-q")
     assert run(*batch, "-f", "npz").status == 0

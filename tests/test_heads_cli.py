@@ -108,6 +108,7 @@ def test_show_tells_all_of_one_head(run, study, tmp_path):
     assert "rank of" in out
     assert "entropy nats" in out
     assert "L0H0" not in out
+    assert "show out --pick" in study("--pick", "L0H1", "--no-describe")[2]
     assert "L0H0" in run("show", "one")[1]
     assert run("show", "one", "--pick", "L0H1", "-o", "picked", "-f", "csv")[0] == 0
     assert len((tmp_path / "picked/heads.csv").read_text().splitlines()) == 2

@@ -39,6 +39,10 @@ def test_the_grid_shows_every_head_in_the_figures_colours(opened):
 
 def test_roles_filter_and_sort(opened):
     opened.show(v="grid", sort="role")
+    # The letter of a role hides nothing of its map.
+    opened.until(
+        "(letter => letter.offsetTop >= letter.offsetParent.clientHeight)(document.querySelector('.badge'))"
+    )
     having = [h for h in heads_in(FINDINGS) if h.roles]
     role = having[0].roles[0].name
     opened.click(f".roles button[data-role='{role}']")

@@ -13,9 +13,9 @@ def test_a_line_a_minute_says_how_far_it_is(monkeypatch, capsys):
             now = 60 * minute
             report(Progress(int(100 * minute), 1000, minute / 3, "reading examples"))
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" texts")[0] for line in lines] == [
-        "note: reading examples: 120",
-        "note: reading examples: 250",
+    assert [line.split("/s ")[1] for line in lines] == [
+        "(40%, about 2 min left)",
+        "(83%, about 1 min left)",
     ]
     with module.progress(quiet=True) as report:
         assert report is None

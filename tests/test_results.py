@@ -7,6 +7,7 @@ import pytest
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions import ablate
+from attnscope.report.blocks import Report, rank_heads
 from attnscope.results import kinds
 from attnscope.results.kinds import ResultKind
 from attnscope.results.result import Result
@@ -16,7 +17,7 @@ from attnscope.results.table import HEADS, Array, Table, count, number, share, t
 class Effects(Result):
     SCHEMA: ClassVar[str] = "attnscope.effects/1"
     TABLES: ClassVar[Any] = {
-        "heads": (*HEADS, number("effect", "what changes", "nats")),
+        "heads": (*HEADS, number("effect", "what changes", "nats", label="KL_1")),
         "pairs": (text("name"), count("head", refers_to="heads")),
         "tokens": (text("token"),),
     }
@@ -24,6 +25,9 @@ class Effects(Result):
         Array("shares", "of each pair", "share", (0, 1), axes=("heads", "pairs")),
         Array("weights", axes=("heads", "tokens")),
     )
+
+    def report(self):
+        return Report("m", [], [rank_heads(self, ["effect"], [1, 0], n_printed=1)])
 
 
 @pytest.fixture(autouse=True)
@@ -85,11 +89,11 @@ def test_csv_holds_the_first_table_and_json_all():
     assert result.to_csv() == "kind,layer,head,effect\nencoder,0,0,0.5\nencoder,0,1,\n"
     assert (
         result.to_table("md", columns=["effect", "layer"])
-        == "| effect | layer |\n| --: | --: |\n| 0.5 | 0 |\n|  | 0 |\n"
+        == "| KL_1 | layer |\n| --: | --: |\n|  | 0 |\n"
     )
-    assert result.to_table("latex", columns=["kind", "effect"]).splitlines()[1:5] == [
+    assert result.to_table("latex", columns=["kind", "effect"], every=True).splitlines()[1:5] == [
         r"\toprule",
-        r"kind & effect \\",
+        r"kind & KL\_1 \\",
         r"\midrule",
         r"encoder & 0.5 \\",
     ]

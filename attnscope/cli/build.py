@@ -1,13 +1,12 @@
 """Make commands for typer from dataclasses: each field of the dataclasses that a command takes is an option of it.
 
-`attnscope.options.Option` declares what a field is on the command line. This file turns it into what typer takes, and
-knows neither the commands nor what their options mean. `--help-all` also shows options that few need.
+`attnscope.options.Option` declares what a field is on the command line. This file turns it into what typer takes. It
+knows a command by its name, and so the formats of its files. `--help-all` also shows options that few need.
 """
 
 import dataclasses
 import functools
 import inspect
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from attnscope.cli.short_help import write_help
 from attnscope.errors import UsageError
 from attnscope.options import Option
+from attnscope.results.kinds import KINDS
 
 HELP_ALL = "--help-all"
 """The flag that shows the help with all options."""
@@ -32,9 +32,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
+    # The formats that its help lists. `show` takes those of every kind of result, as maps have them all.
+    formats = ", ".join(KINDS.get(function.__name__, KINDS["heatmap"]).formats)
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         groups[name] = parameter.annotation
-        parameters += itertools.starmap(_parameter, _fields(parameter.annotation))
+        parameters += [_parameter(*field, formats) for field in _fields(parameter.annotation)]
 
     # The parameters' values go back into the groups.
     @functools.wraps(function)
@@ -69,10 +71,10 @@ def _option_of(field: "dataclasses.Field[Any]") -> Option:
     return declared
 
 
-def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter:
+def _parameter(owner: Any, field: "dataclasses.Field[Any]", formats: str) -> inspect.Parameter:
     """Return the parameter that typer reads for a field: its name, type, default, flags, help and range.
 
-    `owner` is the class that declares the field.
+    `owner` is the class that declares the field; `formats` stand in its help for "{formats}".
     """
     option = _option_of(field)
     kind, default = _type_and_default(owner, field)
@@ -87,7 +89,11 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     else:
         flags = option.flags or (f"--{field.name.replace('_', '-')}",)
         typer_info = typer.Option(
-            *flags, help=option.help, min=option.least, max=option.most, autocompletion=completion
+            *flags,
+            help=option.help.replace("{formats}", formats),
+            min=option.least,
+            max=option.most,
+            autocompletion=completion,
         )
         # The help of an option that may be repeated (list[str] or list[Path]) names the type of one value.
         if "list[" in str(kind):

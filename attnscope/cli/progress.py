@@ -1,6 +1,7 @@
 """Show progress on stderr: a bar on a terminal, elsewhere a line once a minute."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +106,7 @@ def _bar(quiet: bool, description: str) -> "Iterator[Callable[..., None] | None]
 
 def _once_a_minute(first_description: str) -> "Callable[..., None]":
     """Return a function that prints once a minute how far the work is, and takes the arguments that `_bar` lists."""
-    last_line = time.monotonic()
+    started = last_call = last_line = time.monotonic()
 
     def update(
         restart: bool = False,
@@ -113,12 +114,19 @@ def _once_a_minute(first_description: str) -> "Callable[..., None]":
         completed: float = 0.0,
         total: float | None = None,
     ) -> None:
-        nonlocal last_line
-        # A line a minute has no clock to restart.
-        if restart or time.monotonic() - last_line < 60:
+        nonlocal started, last_call, last_line
+        # A step began when the step before it last reported.
+        if restart:
+            started = last_call
             return
-        last_line = time.monotonic()
-        share = f" ({completed / total:.0%})" if total else ""
-        print(f"note: {description}{share}", file=sys.stderr, flush=True)
+        last_call = time.monotonic()
+        if last_call - last_line < 60:
+            return
+        last_line = last_call
+        progress = ""
+        if total and completed:
+            minutes_left = (last_call - started) / 60 * (total / completed - 1)
+            progress = f" ({completed / total:.0%}, about {math.ceil(minutes_left)} min left)"
+        print(f"note: {description}{progress}", file=sys.stderr, flush=True)
 
     return update

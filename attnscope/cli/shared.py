@@ -58,9 +58,7 @@ class FileOptions(PrintingOptions):
         "--out",
         default=None,
     )
-    formats: str | None = option(
-        "Files: several of npz, csv, latex, md, json, png, svg, pdf.", "-f", "--format", default=None
-    )
+    formats: str | None = option("Files: several of {formats}.", "-f", "--format", default=None)
     columns: tuple[str, ...] = option(
         "Columns of csv, latex and md, such as layer,head,role.",
         default=(),

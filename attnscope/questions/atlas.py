@@ -230,7 +230,7 @@ class Atlas(Result):
             columns.append("kl_explained")
 
         ranking = rank_heads(
-            self, columns, order, printed="with --all", heading="all heads", n_printed=len(order)
+            self, columns, order, printed="with --all", heading="all heads", n_printed=_N_LISTED_HEADS
         )
         # The answer says "up to": the mean number of excerpts per head, rounded up, as heads may have fewer.
         n_per_head = math.ceil(len(self.table("examples")) / max(len(heads), 1))

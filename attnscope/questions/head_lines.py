@@ -100,7 +100,7 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
             order,
             heading="every head",
             printed="with --all",
-            n_printed=len(order),
+            n_printed=0,
         )
     # Roles as a grid of letters, and the numbers behind them.
     if len(result.table("roles")):

@@ -283,6 +283,10 @@ class MapsResult(Result, Generic[M]):
     maps: tuple[M, ...]
     picked: tuple[tuple[int, int], ...] | None = None
 
+    def listed_rows(self, **shown: Any) -> list[int]:
+        """Return no rows: the terminal lists no table of weights, and files have all."""
+        return []
+
     def __post_init__(self) -> None:
         tables, grids, options = self.extra_contents()
         columns = self.TABLES["maps"]

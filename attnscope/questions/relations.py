@@ -279,6 +279,12 @@ class Relations(Result):
             description["alignment_heads"] = self.alignment_heads
         return description
 
+    def listed_rows(self, **shown: Any) -> list[int]:
+        """Return the rows of files, one per relation and head, of the relations that the terminal lists."""
+        heads = self.shown_heads
+        listed = self.ranked[: Ranking.n_printed]
+        return [row * len(self.table("heads")) + heads[row] for row in listed if heads[row] >= 0]
+
     def report(self, **shown: Any) -> Report:
         """Return the report: the heads that express relations. For recordings, heads that time words come first.
 

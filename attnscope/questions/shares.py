@@ -18,7 +18,10 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Table, share
 
 _SHARE_COLUMN = share(
-    "share", "what the queries of a part give to the keys of another: sum over keys, mean over queries"
+    "share",
+    "what the queries of a part give to the keys of another: sum over keys, mean over queries",
+    label="share of attention",
+    short="share",
 )
 
 

@@ -93,6 +93,13 @@ class Ranking(Block):
     n_printed: int = 5
     noun: str = ""
 
+    def shown(self, *, every: bool = False) -> Sequence[int]:
+        """Return the indices of the rows that the terminal shows; `every` is whether --all was given."""
+        # Only a ranking that has an order is cut.
+        if self.order is None:
+            return range(len(self.names))
+        return self.order if every else self.order[: self.n_printed]
+
 
 def rank_heads(
     result: Any, columns: Sequence[str | WordsColumn], order: Sequence[int], **more: Any
@@ -237,6 +244,14 @@ class Report:
             if block.figure:
                 by_name.setdefault(block.figure, []).append(block)
         return by_name
+
+    def listed_rows(self, table: Table) -> list[int]:
+        """Return the rows of the table of files that the terminal lists without --all, each once, in its order."""
+        rows: list[int] = []
+        for block in self.blocks:
+            if isinstance(block, Ranking) and block.table is table:
+                rows += block.shown()
+        return list(dict.fromkeys(rows))
 
     @property
     def footer(self) -> list[str]:

@@ -323,9 +323,14 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigureP
     _draw_cells(page, table, name, cells, scale)
     notes = _write_numbers(page, table, name, cells, scale)
 
-    # The colour bar and the notes.
+    # The colour bar and the notes, one of which says what colours mean if that has no room beside the bar.
     bar = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room - 20), 14)
-    _draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, max_ticks=6 if paper.is_narrow else 11)
+    meaning = title_of(column)
+    if column.range == (0, 1):
+        meaning += ", 0 to 1"
+    max_ticks = 6 if paper.is_narrow else 11
+    if not _draw_bar(page, bar, scale, layout.CAPTION_PX, max_ticks, meaning):
+        notes.insert(0, f"colour: {meaning}")
     if scale.has_baseline:
         notes.insert(0, _BASELINE)
     if not np.isfinite(table[name]).all():
@@ -453,7 +458,7 @@ def _small_page(
         name_kinds(page, cells, 12.0)
         _draw_cells(page, block.heads, block.column, cells, scale, fades=True)
         bar = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _BESIDE_PX), 11
-        _draw_bar(page, bar, scale, size_px=11.5, max_ticks=3)
+        _draw_bar(page, bar, scale, 11.5, max_ticks=3)
 
     # Notes below the last row of maps.
     n_rows = math.ceil(len(blocks) / plan.columns)
@@ -503,10 +508,15 @@ def _draw_cells(
     )
 
 
-def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float, max_ticks: int) -> None:
-    """Draw the colour bar and the baseline, with at most `max_ticks` round numbers or else those at the ends and 0."""
+def _draw_bar(
+    page: FigurePage, bar: Box, scale: ColourScale, size_px: float, max_ticks: int, meaning: str = ""
+) -> bool:
+    """Draw the colour bar and the baseline, with at most `max_ticks` round numbers or else those at the ends and 0.
+
+    Return whether what the colours mean has room beside the bar, where there is a bar.
+    """
     if not scale.has_values:
-        return
+        return True
     limits = scale.low, scale.high
     ticks = layout.ticks_between(*limits)
     if len(ticks) > max_ticks:
@@ -515,11 +525,18 @@ def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float,
     texts = tick_texts(ticks)
     # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
     is_inset = page.paper.is_fixed_width and max_ticks <= 3
-    page.draw_colour_bar(
-        bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, is_inset=is_inset
+    fits = page.draw_colour_bar(
+        bar,
+        scale.cmap,
+        limits,
+        ticks=texts,
+        size_px=size_px,
+        color=FAINT,
+        meaning=meaning,
+        is_inset=is_inset,
     )
     if not scale.has_baseline:
-        return
+        return fits
 
     # The baseline: a line across the bar at its smallest and its largest value, and a triangle below their middle.
     x, y, width, height = bar
@@ -541,3 +558,4 @@ def _draw_bar(page: FigurePage, bar: Box, scale: ColourScale, *, size_px: float,
         page.write(triangle_x + size_px * 0.7, below, words, size_px, ha="left", color=INK)
     elif middle >= 0.5 and triangle_x - words_width >= left_edge:
         page.write(triangle_x - size_px * 0.7, below, words, size_px, ha="right", color=INK)
+    return fits

@@ -149,11 +149,8 @@ def _shaded_grid(heads: Table, column: str, width: int) -> Text:
 
 def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableType]:
     """Return a table of the first rows, each number with its interval, and how many rows it leaves out."""
-    # Only a ranking that has an order is cut.
-    order = range(len(block.names)) if block.order is None else block.order
-    rows = list(order)
-    if block.order is not None and not every:
-        rows = rows[: block.n_printed]
+    rows = block.shown(every=every)
+    n_left_out = len(block.shown(every=True)) - len(rows)
     # Names of up to 30 characters stay on one line; longer ones wrap in a narrow terminal.
     widest = max((len(block.names[row]) for row in rows), default=1)
     names = TextColumn(
@@ -172,8 +169,8 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
         else:
             columns += _number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
-    if len(rows) < len(order):
-        n_more = amount(len(order) - len(rows), f"more {block.noun or block.header}")
+    if n_left_out:
+        n_more = amount(n_left_out, f"more {block.noun or block.header}")
         parts.append(Text(f"and {n_more}: --all prints all", style="dim"))
     return parts
 

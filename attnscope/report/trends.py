@@ -71,9 +71,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
         for block in blocks:
             notes += block.notes
         if any(block.uniform_level is not None for block in blocks):
-            notes.append(
-                "dotted: by chance, that is uniform attention, or of composition random directions"
-            )
+            notes.append("dotted: the value of a head that attends to all keys alike")
     # Text fills 0.92 of the width. Lines are broken in pixels of a screen, 96 an inch, at letters of screen size.
     text_px = full_width * 96 / scale * 0.92
     lines = wrap_lines(" · ".join([*notes, *paper.failures]), text_px, lettering)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -27,6 +27,8 @@ from attnscope.results.table import (
     Floats,
     Table,
     find_declaration,
+    label_of,
+    require_shape,
     require_values,
 )
 
@@ -103,9 +105,14 @@ class Result:
         return heads.head_names(with_kind=len({*kinds}) > 1)
 
     @property
+    def file_table(self) -> Table:
+        """Return its first table, which files of one table hold unless `CSV` names two."""
+        return self.table(next(iter(self.TABLES)))
+
+    @property
     def is_empty(self) -> bool:
         """Return whether its first table has no rows, as after an interruption."""
-        return not len(self.table(next(iter(self.TABLES))))
+        return not len(self.file_table)
 
     def report(self) -> Report:
         """Return what the terminal, figures and pages show of it. Subclasses may take options of how it is shown."""
@@ -218,7 +225,7 @@ class Result:
     def rows(self) -> Iterable[Sequence[Any]]:
         """Return the names of columns, then all rows, of the table that CSV, LaTeX and Markdown files hold."""
         if not self.CSV:
-            return self.table(next(iter(self.TABLES))).rows()
+            return self.file_table.rows()
         # A row for each pair of rows of the two tables: indices of the rows of both, (pair,).
         first, second = (self.table(name) for name in self.CSV)
         outer, inner = np.indices((len(first), len(second))).reshape(2, -1)
@@ -268,9 +275,25 @@ class Result:
         """
         return self.to_table("csv", every=every, columns=columns)
 
-    def to_table(self, format_name: str, *, every: bool = False, columns: Sequence[str] = ()) -> str:
-        """Return the table in one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs."""
-        return TABLE_WRITERS[format_name](self._chosen_rows(columns, every=every))
+    def to_table(
+        self, format_name: str, *, every: bool = False, columns: Sequence[str] = (), **shown: Any
+    ) -> str:
+        """Return the table in one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs.
+
+        LaTeX and Markdown are for people: columns have their labels, and without `every` the rows are those that the
+        terminal lists; all, if it lists none. `shown` are options of `report` that choose them, such as `sort`.
+        """
+        rows = self._chosen_rows(columns, every=every)
+        if format_name != "csv":
+            header, *body = rows
+            listed = [] if every else self.listed_rows(**shown)
+            header = [label_of(name, self.file_table.columns) for name in header]
+            rows = iter([header, *([body[row] for row in listed] or body)])
+        return TABLE_WRITERS[format_name](rows)
+
+    def listed_rows(self, **shown: Any) -> list[int]:
+        """Return the rows of the table of files that the terminal lists; see `to_table`."""
+        return self.report(**shown).listed_rows(self.file_table)
 
     def to_npz(self) -> bytes:
         """Return an npz file: its arrays, and the bytes of the JSON of `describe`; NaN and infinities stay."""
@@ -280,13 +303,16 @@ class Result:
         save(file, allow_pickle=False, **{_DESCRIPTION: description}, **self.arrays())
         return file.getvalue()
 
-    def save(self, path: str | Path, *, every: bool = False, columns: Sequence[str] = ()) -> Path:
+    def save(
+        self, path: str | Path, *, every: bool = False, columns: Sequence[str] = (), **shown: Any
+    ) -> Path:
         """Write the result whole or not at all. The suffix of the file names the format; `.npz` is without loss.
 
         Args:
             path: The name of the file.
-            every: Whether a table has all columns, not only the usual ones.
+            every: Whether a table has all columns and rows; see `to_table`.
             columns: The columns of a table (`.csv`, `.tex`, `.md`), in their order; none = as `every` says.
+            shown: Which rows `.tex` and `.md` have; see `to_table`.
 
         Raises:
             AttnscopeError: Results of this kind have no such format, there is no such column, or the file cannot be
@@ -302,7 +328,7 @@ class Result:
         chosen = formats[path.suffix]
         content: str | bytes
         if chosen in TABLE_WRITERS:
-            content = self.to_table(chosen, every=every, columns=columns)
+            content = self.to_table(chosen, every=every, columns=columns, **shown)
         else:
             # These are methods such as `to_npz`, or `to_py` of a trace.
             content = getattr(self, f"to_{chosen}")()
@@ -370,7 +396,7 @@ class Result:
         axis_sizes = sizes
         for name, values in grids.items():
             array = cls._array(name)
-            axis_sizes = _require_shape(name, values, array.axes, axis_sizes, tables)
+            axis_sizes = require_shape(name, values, array.axes, axis_sizes, tables)
             require_values(name, values, array, sizes)
         if "heads" in tables and "layer" in tables["heads"]:
             names = tables["heads"].head_names(with_kind=True)
@@ -506,39 +532,3 @@ def _renumber(table: Table, selected: str, new_indices: NDArray[Any]) -> Table:
         if column.refers_to == selected:
             values[name] = new_indices[values[name]]
     return Table(table.columns, values)
-
-
-def _require_shape(
-    name: str,
-    values: NDArray[Any],
-    axes: Sequence[str],
-    sizes: Mapping[str, int],
-    tables: Collection[str],
-) -> dict[str, int]:
-    """Refuse an array that does not follow its axes; return the sizes of all axes that are known after it.
-
-    Args:
-        name: Its name.
-        values: The array.
-        axes: Its declared axes; see `Array`.
-        sizes: The size of each known axis by name: of tables, and of other axes of the arrays before it.
-        tables: The names of all tables.
-
-    Raises:
-        ValueError: It has another number of axes, or the size of one is not the known size.
-    """
-    known = dict(sizes)
-    kind = name.partition(":")[2]
-    fits = values.ndim == len(axes)
-    for axis, size in zip(axes, values.shape, strict=False):
-        # The axis "tokens" of "weights:cross" is "tokens:cross". But where no such table is there and one table holds
-        # all kinds, as "heads" may, it is that table.
-        key = axis
-        if kind and (f"{axis}:{kind}" in known or axis not in tables):
-            key = f"{axis}:{kind}"
-        # The first array with an axis that is no table sets its size.
-        wanted = int(axis) if axis.isdecimal() else known.setdefault(key, size)
-        fits = fits and size == wanted
-    if not fits:
-        raise ValueError(f"the shape of its {name}, {values.shape}, does not fit {' x '.join(axes)}")
-    return known

@@ -8,7 +8,7 @@ A companion of a column is a further number for each row that belongs to it. The
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -370,6 +370,14 @@ def find_declaration(name: str, columns: Mapping[str, ColumnT]) -> ColumnT:
     return replace(columns[base], kind="number", range=(None, None), refers_to="")
 
 
+def label_of(name: str, columns: Mapping[str, Column]) -> str:
+    """Return what people call a column, or a companion such as `effect_low`, also one that is not declared."""
+    base, _, companion = name.rpartition("_")
+    if companion in COMPANIONS and base in columns:
+        return f"{columns[base].title} {companion}"
+    return columns[name].title if name in columns else name.replace("_", " ")
+
+
 def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mapping[str, int]) -> None:
     """Refuse values that do not fit the declaration of their column or array. NaN fits every range.
 
@@ -399,3 +407,39 @@ def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mappi
     is_above = high is not None and largest > high + tolerance
     if is_below or is_above:
         raise ValueError(f"a number of {name} is not between {low} and {high}")
+
+
+def require_shape(
+    name: str,
+    values: NDArray[Any],
+    axes: Sequence[str],
+    sizes: Mapping[str, int],
+    tables: Collection[str],
+) -> dict[str, int]:
+    """Refuse an array that does not follow its axes; return the sizes of all axes that are known after it.
+
+    Args:
+        name: Its name.
+        values: The array.
+        axes: Its declared axes; see `Array`.
+        sizes: The size of each known axis by name: of tables, and of other axes of the arrays before it.
+        tables: The names of all tables.
+
+    Raises:
+        ValueError: It has another number of axes, or the size of one is not the known size.
+    """
+    known = dict(sizes)
+    kind = name.partition(":")[2]
+    fits = values.ndim == len(axes)
+    for axis, size in zip(axes, values.shape, strict=False):
+        # The axis "tokens" of "weights:cross" is "tokens:cross". But where no such table is there and one table holds
+        # all kinds, as "heads" may, it is that table.
+        key = axis
+        if kind and (f"{axis}:{kind}" in known or axis not in tables):
+            key = f"{axis}:{kind}"
+        # The first array with an axis that is no table sets its size.
+        wanted = int(axis) if axis.isdecimal() else known.setdefault(key, size)
+        fits = fits and size == wanted
+    if not fits:
+        raise ValueError(f"the shape of its {name}, {values.shape}, does not fit {' x '.join(axes)}")
+    return known

@@ -12,7 +12,9 @@ const SIZES = [0, 24, 40, 64, 96, 132, 200];
 function sizeOf(columns, rows, width, height) {
   if (state.size) return state.size;
   const gap = width < 500 ? 2 : 6;
-  const [across, down] = [Math.floor(width / columns) - gap, Math.floor(height / rows) - gap];
+  // The letters of roles stand below their maps.
+  const below = gap === 6 && manifest.roles ? 15 : gap;
+  const [across, down] = [Math.floor(width / columns) - gap, Math.floor((height + gap - below) / rows) - below];
   return Math.max(18, Math.min(132, across, Math.max(44, down)));
 }
 

@@ -158,7 +158,8 @@ def compare_texts(
     ):
         meaning = f"how much its rows change {tokens_meant}"
         changes = _root_mean(divergences[:, pairs])
-        table = table.with_column(number(f"{name}_{column}", meaning, label=label), changes)
+        declared = number(f"{name}_{column}", meaning, label=f"distance {label}", short=label)
+        table = table.with_column(declared, changes)
     tables = {
         "heads": table,
         "tokens:first": make_tokens_table(tokens[0]),

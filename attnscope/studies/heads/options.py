@@ -233,7 +233,9 @@ class DescribingOptions:
         """
         if not self.describe and self.pick is not None:
             raise UsageError(
-                "--pick names heads to describe, --no-describe none", "leave out one of them"
+                "--pick names heads to describe, and --no-describe leaves out all descriptions",
+                "leave out --pick; to list some heads without descriptions, add -o out, and then run "
+                "attnscope show out --pick L3H1",
             )
 
     def apply(self, options: HeadsOptions) -> HeadsOptions:
