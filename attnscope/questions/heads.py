@@ -21,9 +21,15 @@ from attnscope.questions.head_lines import (
 )
 from attnscope.questions.head_roles import count_first_roles, evidence_line, first_role_rows, role_notes
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, WordsColumn, rank_heads
-from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
-from attnscope.report.wording import corpus_line, is_of_pictures_or_sound, model_of, printable, report_on
+from attnscope.report.wording import (
+    corpus_line,
+    is_of_pictures_or_sound,
+    model_of,
+    printable,
+    report_on,
+    title_of,
+)
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, Table, count, flag, share, text
 from attnscope.results.table import number as number_column

@@ -19,8 +19,8 @@ from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
 from attnscope.report.numbers import UNDEFINED, tick_texts, writer_for_all
-from attnscope.report.wording import printable
-from attnscope.results.table import Column, Table
+from attnscope.report.wording import printable, title_of
+from attnscope.results.table import Table
 
 ONE_WAY, TWO_WAYS = "Blues", "RdBu_r"
 """The colormaps for numbers of one sign, and of both signs."""
@@ -251,15 +251,6 @@ def _name_axes(
         y = top + (row + 0.5) * height
         name = f"L{grid.layers[row]}"
         page.write(left - 8, y, name, size, ha="right", va="center_baseline", color=FAINT)
-
-
-def title_of(column: Column) -> str:
-    """Return the title of a column, with its unit in brackets unless it is a share or the title names the unit."""
-    unit = printable(column.unit, 40)
-    title = printable(column.title, 60)
-    if unit in ("", "share") or unit in column.title:
-        return title
-    return f"{title} ({unit})"
 
 
 # Pages of maps

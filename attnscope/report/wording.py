@@ -11,6 +11,7 @@ from attnscope.results.result import is_interrupted
 
 if TYPE_CHECKING:
     from attnscope.questions.heatmap import Heatmap
+    from attnscope.results.table import Column
 
 
 PICTURES = "pictures"
@@ -159,3 +160,12 @@ def change_notes(record: Heatmap, kind: str) -> list[str]:
         "words": "word pieces are merged: weights summed over keys, averaged over queries",
     }
     return [notes.get(change, f"the maps are the {change}") for change in record.changes]
+
+
+def title_of(column: Column) -> str:
+    """Return the title of a column, with its unit in brackets unless it is a share or the title names the unit."""
+    unit = printable(column.unit, 40)
+    title = printable(column.title, 60)
+    if unit in ("", "share") or unit in column.title:
+        return title
+    return f"{title} ({unit})"
