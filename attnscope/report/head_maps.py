@@ -314,14 +314,12 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigureP
     _draw_cells(page, table, name, cells, scale)
     notes = _write_numbers(page, table, name, cells, scale)
 
-    # The colour bar and the notes, one of which says what colours mean if that has no room beside the bar.
+    # The colour bar, with what colours mean if there is room beside it, and the notes.
     bar = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room - 20), 14)
     meaning = title_of(column)
     if column.range == (0, 1):
         meaning += ", 0 to 1"
-    max_ticks = 6 if paper.is_narrow else 11
-    if not _draw_bar(page, bar, scale, layout.CAPTION_PX, max_ticks, meaning):
-        notes.insert(0, f"colour: {meaning}")
+    _draw_bar(page, bar, scale, layout.CAPTION_PX, 6 if paper.is_narrow else 11, meaning)
     if scale.has_baseline:
         notes.insert(0, _BASELINE)
     if not np.isfinite(table[name]).all():
@@ -501,13 +499,10 @@ def _draw_cells(
 
 def _draw_bar(
     page: FigurePage, bar: Box, scale: ColourScale, size_px: float, max_ticks: int, meaning: str = ""
-) -> bool:
-    """Draw the colour bar and the baseline, with at most `max_ticks` round numbers or else those at the ends and 0.
-
-    Return whether what the colours mean has room beside the bar, where there is a bar.
-    """
+) -> None:
+    """Draw the colour bar and the baseline, with at most `max_ticks` round numbers or else those at the ends and 0."""
     if not scale.has_values:
-        return True
+        return
     limits = scale.low, scale.high
     ticks = layout.ticks_between(*limits)
     if len(ticks) > max_ticks:
@@ -516,7 +511,7 @@ def _draw_bar(
     texts = tick_texts(ticks)
     # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
     is_inset = page.paper.is_fixed_width and max_ticks <= 3
-    fits = page.draw_colour_bar(
+    page.draw_colour_bar(
         bar,
         scale.cmap,
         limits,
@@ -527,7 +522,7 @@ def _draw_bar(
         is_inset=is_inset,
     )
     if not scale.has_baseline:
-        return fits
+        return
 
     # The baseline: a line across the bar at its smallest and its largest value, and a triangle below their middle.
     x, y, width, height = bar
@@ -543,10 +538,8 @@ def _draw_bar(
     # explains the triangle in any case.
     words = f"uniform {scale.baseline_text}"
     words_width = page.lettering.width_px(words, size_px) * 1.04 + size_px
-    left_edge = x - LEFT_PX
     right_edge = min(x + width + LEFT_PX, page.width_px - layout.MARGIN_PX / 2)
     if middle < 0.5 and triangle_x + words_width <= right_edge:
         page.write(triangle_x + size_px * 0.7, below, words, size_px, ha="left", color=INK)
-    elif middle >= 0.5 and triangle_x - words_width >= left_edge:
+    elif middle >= 0.5 and triangle_x - words_width >= x - LEFT_PX:
         page.write(triangle_x - size_px * 0.7, below, words, size_px, ha="right", color=INK)
-    return fits
