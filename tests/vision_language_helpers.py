@@ -72,9 +72,9 @@ def _tokenizer(marks: list[str], **named: str) -> Any:
 
 
 def _without_videos(kind: type) -> Any:
-    from attnscope.models.hf.loading import without_videos
+    from attnscope.models.hf.loading import drop_video_processor
 
-    return without_videos(kind)
+    return drop_video_processor(kind)
 
 
 def write_llava(folder: Path, kind: str = "llava", **sight: Any) -> None:

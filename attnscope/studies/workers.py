@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from attnscope.errors import AttnscopeError, UsageError, amount, first_line, require_choice
 from attnscope.host import block_interrupts, safe_import_path, use_headless_matplotlib
-from attnscope.models.catalog import BUILT_IN, KNOWN
-from attnscope.models.files import HASHES
+from attnscope.models.catalog import BUILT_IN, CATALOG
+from attnscope.models.files import SHA256_BY_FILE
 from attnscope.models.info import versions
 from attnscope.studies.inputs.options import LoadOptions
 
@@ -92,11 +92,11 @@ class Workers:
         """Return a function that loads this model in a worker, and refuses another version of it; it can be pickled."""
         # Workers of Ray run in other folders, so a path must be absolute.
         spec = self.spec
-        if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
+        if spec not in (*CATALOG, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())
         workers = replace(self, spec=spec, loading=replace(self.loading, device=model.info.device))
         # Workers on this machine need not hash the model's files again.
-        known_hashes = dict(HASHES) if self.executor == "local" else {}
+        known_hashes = dict(SHA256_BY_FILE) if self.executor == "local" else {}
         return partial(_load_same, workers, model.info.sha256, versions(), known_hashes)
 
 
@@ -109,7 +109,7 @@ def _load_same(
         workers: The name of the model, and how it is loaded; a folder is the same folder on every machine.
         sha256: The hash that its weights must have.
         wanted_versions: The version that each library must have.
-        known_hashes: Hashes of its files that are known already; see `models.files.HASHES`.
+        known_hashes: Hashes of its files that are known already; see `models.files.SHA256_BY_FILE`.
 
     Raises:
         AttnscopeError: There is no such model on this machine, or it or a library differs.
@@ -124,7 +124,7 @@ def _load_same(
                 f"a worker has {name} {version}, not {wanted_versions.get(name)}",
                 "install the same versions on all machines",
             )
-    HASHES.update(known_hashes)
+    SHA256_BY_FILE.update(known_hashes)
     model = workers.loading.load(workers.spec)
     if model.info.sha256 != sha256:
         raise AttnscopeError(

@@ -16,17 +16,17 @@ from attnscope.models.hf.check import survey_attention
 from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
     base_of,
-    in_one_line,
+    make_wordless_tokenizer,
+    mute_transformers,
     notes_on_quantisation,
     picture_tower,
     reads_or_writes_text,
     reads_pictures_in_text,
     sees_pictures_only,
-    silence,
-    takes_recordings,
+    takes_audio,
     text_tower,
-    unwrap,
-    wordless,
+    translate_errors,
+    unwrap_peft,
 )
 from attnscope.models.hf.senses.cross_readers import choose_cross_reader, has_standalone_part
 from attnscope.models.hf.senses.media_readers import is_masked_autoencoder
@@ -50,7 +50,7 @@ def wrap(
     Raises:
         AttnscopeError: It is no transformers model, or its attention cannot be shown truly.
     """
-    hf_model, adapter = unwrap(hf_model)
+    hf_model, adapter = unwrap_peft(hf_model)
     if type(hf_model).__module__.startswith("sentence_transformers."):
         # A list of modules: the first one holds the transformer, and later ones pool and normalise its output.
         tokenizer = tokenizer or getattr(hf_model, "tokenizer", None)
@@ -75,7 +75,7 @@ def wrap(
         processor = getattr(tokenizer, kind, processor)
     reader: HuggingFaceTokenizer | NumbersTokenizer = NumbersTokenizer()
     if not reads_or_writes_text(base):
-        reader = wordless(name, base)
+        reader = make_wordless_tokenizer(name, base)
     elif text_tokenizer is not None:
         reader = HuggingFaceTokenizer(text_tokenizer)
     notes = notes_on_quantisation(hf_model.config)
@@ -94,7 +94,7 @@ def processor_kind(base: PreTrainedModel) -> str:
     reads_no_words = reader is not None and not reader.reads_words
     if reads_no_words or sees_pictures_only(base) or picture_tower(base) is not None:
         return "image_processor"
-    if takes_recordings(base):
+    if takes_audio(base):
         return "feature_extractor"
     if reader is not None or reads_pictures_in_text(base):
         return "processor"
@@ -115,7 +115,7 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         )
     reading_tower = text_tower(base)
     seeing_tower = picture_tower(base)
-    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+    with mute_transformers(), translate_errors(f"{name} ({base.config.model_type})", "cannot be read"):
         # Pictures and words together.
         reader = choose_cross_reader(base)
         open_image_text_model = None
@@ -125,7 +125,7 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
                 return open_image_text_model()
         if seeing_tower is None:
             return _build(raw, check, open_image_text_model=open_image_text_model)
-        seeing = replace(raw, model=seeing_tower, tokenizer=wordless(name, seeing_tower))
+        seeing = replace(raw, model=seeing_tower, tokenizer=make_wordless_tokenizer(name, seeing_tower))
         # A vision tower before a decoder (TrOCR).
         if reading_tower is None:
             how = "its decoder is not shown"

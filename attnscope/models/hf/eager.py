@@ -1,7 +1,8 @@
-"""Run a Hugging Face model by its own eager attention, and read the weights that it gives out.
+"""Run a Hugging Face model with its own eager attention, and read the attention weights that it returns.
 
-The self-check compares the weights at the seam, the one function through which attention is computed, with these. A
-model whose attention does not go through the seam is shown by its eager weights alone.
+The *seam* is the function that attnscope puts in place of transformers' attention function. The self-check compares the
+attention weights at the seam with the weights that the model returns. If a model's attention does not pass the seam,
+only the returned weights are shown.
 """
 
 import itertools
@@ -16,27 +17,27 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import real_tokens
+from attnscope.models.hf.examples import real_token_mask
 from attnscope.models.hf.parts import as_list, hidden_states
 from attnscope.models.hf.seam import TracedAttention, use_attention
 from attnscope.models.hf.survey import KINDS, AttentionSurvey, UnclearError, list_attention_layers
 
-Maps = dict[Kind, list[Tensor]]
-"""Attention weights by kind: a tensor (batch, head, query, key) for each layer, in the order of computation."""
+WeightsByKind = dict[Kind, list[Tensor]]
+"""Kind of attention -> the weights of each layer, (batch, head, query, key), in the order of computation."""
 
 Outcome = dict[str, Tensor]
-"""Results of one forward pass, by name. All have a row for each text and token: (batch, token, ...).
+"""Results of one forward pass, by name. The first axes of each are the text and the token: (batch, token, ...).
 
-"hidden" is the last hidden state, and "encoded" that of the encoder of an encoder-decoder, (batch, token, d_model). A
-name such as "decoder layer 3" is for the weights of that layer, (batch, query, head, key).
+"hidden" is the last hidden state, and "encoded" the last hidden state of an encoder-decoder's encoder, both (batch,
+token, d_model). A name such as "decoder layer 3" is for the attention weights of that layer, (batch, query, head, key).
 """
 
-STATES = ("hidden", "encoded")
-"""Names of hidden states in an outcome; the others are weights."""
+STATE_NAMES = ("hidden", "encoded")
+"""The names of hidden states in an outcome. All other names are for attention weights."""
 
 
 def run_unchanged(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
-    """Return the output of a model with the attention implementation that it has."""
+    """Return the output of a model with its own attention implementation, not the seam."""
     with use_attention(model, None):
         return model(**inputs)
 
@@ -47,68 +48,77 @@ def run_eager(
     kinds: Iterable[Kind] = KINDS,
     *,
     weights: bool = True,
-) -> tuple[Any, Maps]:
-    """Run a model by its own eager attention; return its output, and the weights that it gives out.
+) -> tuple[Any, WeightsByKind]:
+    """Run a model with its own eager attention; return its output, and the attention weights in that output.
 
     Args:
         model: The model.
         inputs: The arguments of its forward.
-        kinds: The kinds of its attention; for a model that is no encoder-decoder the first one alone is used.
+        kinds: The kinds of its attention. Only the first one is used, and only if it is no encoder-decoder.
         weights: Whether to return weights.
     """
     with use_attention(model, "eager"):
         if getattr(model.config, "attention_type", "") == "block_sparse":
-            # On the first short text BigBird replaces its attention layers, and transformers would record the old ones.
+            # On the first short text BigBird replaces its attention layers, and transformers would record the replaced
+            # ones. So let it do that before the run that records.
             model(**inputs)
         if not weights:
             return model(**inputs), {}
         output = model(**inputs, output_attentions=True)
-    # The field of the output that holds the weights of each kind.
+    # The field of the output that holds the weights of each kind
     if model.config.is_encoder_decoder:
-        names = {kind: f"{kind}_attentions" for kind in KINDS}
+        field_by_kind = {kind: f"{kind}_attentions" for kind in KINDS}
     else:
-        names = {next(iter(kinds)): "attentions"}
-    maps: Maps = {}
-    for kind, name in names.items():
-        maps[kind] = [layer for layer in getattr(output, name, None) or () if layer is not None]
+        field_by_kind = {next(iter(kinds)): "attentions"}
+    weights_by_kind: WeightsByKind = {}
+    for kind, field in field_by_kind.items():
+        # A layer without attention may be None.
+        layers = getattr(output, field, None) or ()
+        weights_by_kind[kind] = [layer for layer in layers if layer is not None]
     # Longformer's encoder returns a band around the diagonal.
     if hasattr(model.config, "attention_window"):
-        maps["encoder"] = [_whole_rows(band, model.config.attention_window) for band in maps["encoder"]]
-    return output, maps
+        window = model.config.attention_window
+        weights_by_kind["encoder"] = [_expand_band(band, window) for band in weights_by_kind["encoder"]]
+    return output, weights_by_kind
 
 
-def _whole_rows(band: Tensor, window: int | list[int]) -> Tensor:
+def _expand_band(band: Tensor, window: int | list[int]) -> Tensor:
     """Turn a band around the diagonal (Longformer), (batch, head, query, window + 1), into weights on all keys.
 
-    `window` is that of all layers, or a list with that of each. A band with more columns has some for keys that every
-    query sees: it is returned as it is, and refused later for its shape.
+    `window` is the window of all layers, or a list with one window per layer. With Longformer's global attention the
+    band has more columns, for keys that every query sees: it is returned unchanged, and refused later for its shape.
     """
     n_queries, width = band.shape[2:]
     if width - 1 not in as_list(window):
         return band
-    # Column j of query i is key i + j - width // 2. Scatter it to column i + j, then cut off width // 2 columns on the
-    # left and those after the last key: they stand for no token, and are 0.
-    keys = torch.arange(n_queries, device=band.device)[:, None] + torch.arange(width, device=band.device)
+    # Column j of query i is key i + j - width // 2. Scatter it to column i + j of a wider row. Then cut off the columns
+    # that stand for no token: width // 2 on the left, and all after the last key.
+    columns = torch.arange(n_queries, device=band.device)[:, None] + torch.arange(
+        width, device=band.device
+    )
+    # (batch, head, query, n_queries + width - 1)
     rows = band.new_zeros(*band.shape[:3], n_queries + width - 1)
-    return rows.scatter(3, keys.expand_as(band), band)[..., width // 2 :][..., :n_queries]
+    return rows.scatter(3, columns.expand_as(band), band)[..., width // 2 :][..., :n_queries]
 
 
 def tolerance(model: PreTrainedModel, n_calls: int) -> float:
-    """Return how much weights may differ between two ways to compute them, and hidden states relative to the largest.
+    """Return the largest difference that rounding explains between two ways to compute the same outcome.
 
-    `n_calls` is how often the model computes attention: rounding adds up over layers like a random walk. In units of
-    eps * sqrt(1 + n_calls), real models in 16 bits differ by less than 1 (their softmax is in 32 bits), in 32 bits by
-    up to 5. A random model with sharp heads can differ by more: then its own rounding is measured.
+    It applies to attention weights, and to hidden states relative to the largest one. `n_calls` is how often the model
+    computes attention: rounding errors add up over layers like a random walk. In units of eps * sqrt(1 + n_calls), real
+    models in 16 bits differ by less than 1 (their softmax is in 32 bits), in 32 bits by up to 5. A model with random
+    weights and sharp heads can differ by more: then `hf.check` measures its rounding error.
     """
-    # The eager softmax of many models is in 32 bits even where all else is in 64.
+    # The eager softmax of many models computes in 32 bits even if the model computes in 64.
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
     is_in_16_bits = eps > 1e-5
+    # Well above the 1 and 5 that were observed
     n_units = 4 if is_in_16_bits else 128
     return n_units * eps * math.sqrt(1 + n_calls)
 
 
-def states_of(output: Any) -> Outcome:
-    """Return the hidden states in the output of a forward pass, by their names in an outcome."""
+def outcome_of_states(output: Any) -> Outcome:
+    """Return an outcome that holds only the hidden states in a model's output."""
     states = {
         "hidden": hidden_states(output),
         "encoded": getattr(output, "encoder_last_hidden_state", None),
@@ -119,20 +129,26 @@ def states_of(output: Any) -> Outcome:
 def eager_outcome(
     model: PreTrainedModel, survey: AttentionSurvey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
-    """Return the outcome of a model's own eager attention: hidden states, and with `with_maps` weights if it has them.
+    """Return the outcome of a model's own eager attention: hidden states, and with `with_maps` the weights it returns.
+
+    Args:
+        model: The model.
+        inputs: The arguments of its forward.
+        survey: Which layers have attention, as far as calls at the seam tell.
+        with_maps: Whether to ask for attention weights, which take more memory.
 
     Raises:
-        Unclear: The weights are of other layers than those of the survey.
+        UnclearError: The returned weights belong to other layers than the survey names.
     """
-    output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
-    outcome = states_of(output)
-    for kind, weights_of_layers in maps.items():
+    output, weights_by_kind = run_eager(model, inputs, survey.layers, weights=with_maps)
+    outcome = outcome_of_states(output)
+    for kind, weights_of_layers in weights_by_kind.items():
         layers = survey.layers[kind]
         n_layers = survey.n_layers[kind]
-        # A model that returns no weights is compared by its hidden states, if all of its layers are in the survey.
+        # If a model returns no weights, its hidden states suffice, provided that all of its layers are in the survey.
         if not weights_of_layers and n_layers == len(layers):
             continue
-        # MiniMax returns a tensor for each layer, also for those of linear attention.
+        # MiniMax returns a tensor for each layer, even for layers of linear attention: leave those out.
         if len(weights_of_layers) == n_layers and layers == list_attention_layers(
             model.config, n_layers
         ):
@@ -142,70 +158,75 @@ def eager_outcome(
                 f"only {len(layers)} of {len(weights_of_layers)} {kind} layers pass transformers' attention interface"
             )
         for layer, weights in zip(layers, weights_of_layers, strict=True):
+            # (batch, head, query, key) -> (batch, query, head, key)
             outcome[f"{kind} layer {layer}"] = weights.transpose(1, 2)
     return outcome
 
 
-# Models that are shown by their eager weights ---------------------------------------------------------------------
+# Models of which only the returned weights are shown --------------------------------------------------------------
 
 
-def checked_weights(
+def read_checked_weights(
     model: PreTrainedModel, inputs: Mapping[str, Any]
 ) -> tuple[Any, list[TracedAttention]]:
-    """Return the output and the weights of a model's own eager attention, once the weights have been checked.
+    """Return the output and the weights of a model's own eager attention; refuse weights that no softmax could give.
 
     Raises:
-        Unclear: A kind has no weights, or some are no softmax weights of these inputs.
+        UnclearError: A kind of attention has no weights, or the weights have another shape or do not sum to 1.
     """
-    output, maps = run_eager(model, inputs)
+    output, weights_by_kind = run_eager(model, inputs)
     n_texts = len(next(iter(inputs.values())))
-    for kind, weights_of_layers in maps.items():
+    for kind, weights_of_layers in weights_by_kind.items():
         if not weights_of_layers:
             raise UnclearError(f"it gives out no {kind} attention of its own")
-        # Which queries and keys are tokens and no padding, (batch, token); None = unknown. Cross-attention has the
-        # encoder's keys.
-        queries = real_tokens(inputs, kind)
-        keys = real_tokens(inputs, "encoder" if kind == "cross" else kind)
+        # Which queries and keys are real tokens and no padding, (batch, token); None = unknown. The keys of
+        # cross-attention are the encoder's tokens.
+        query_mask = real_token_mask(inputs, kind)
+        key_mask = real_token_mask(inputs, "encoder" if kind == "cross" else kind)
         for layer, weights in enumerate(weights_of_layers):
             shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
-            is_map = len(shape) == 4 and shape[0] == n_texts
-            if is_map and queries is not None and keys is not None:
-                is_map = shape[2:] == (queries.shape[1], keys.shape[1])
-            if not is_map:
+            has_map_shape = len(shape) == 4 and shape[0] == n_texts
+            if has_map_shape and query_mask is not None and key_mask is not None:
+                has_map_shape = shape[2:] == (query_mask.shape[1], key_mask.shape[1])
+            if not has_map_shape:
                 raise UnclearError(
                     f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)"
                 )
-            # The weights of real queries on real keys must sum to 1. (batch, query, head, key)
+            # The weights of a real query on real keys must sum to 1.
+            # (batch, head, query, key) -> (batch, query, head, key)
             rows = weights.float().transpose(1, 2)
-            if keys is not None:
-                rows = rows * keys[:, None, None, :]
-            if queries is not None:
-                rows = rows[queries]
+            if key_mask is not None:
+                rows = rows * key_mask[:, None, None, :]
+            # -> (real query, head, key)
+            if query_mask is not None:
+                rows = rows[query_mask]
             if not _are_softmax(rows, tolerance(model, n_calls=1)).all():
                 raise UnclearError(
                     f"its own {kind} layer {layer} holds numbers that are no softmax weights"
                 )
-    return output, [TracedAttention(weights) for weights in itertools.chain(*maps.values())]
+    return output, [TracedAttention(weights) for weights in itertools.chain(*weights_by_kind.values())]
 
 
 def run_for_weights(
     model: PreTrainedModel, inputs: Mapping[str, Any], survey: AttentionSurvey, name: str, probe: Probe
 ) -> Any:
-    """Run a model by its own eager attention, let the probe keep the weights, and return the output.
+    """Run a model with its own eager attention, store the weights in the probe, and return the output.
+
+    `name` is what messages call the model.
 
     Raises:
-        AttnscopeError: The probe is no `WeightsRecorder`, or the weights on these inputs are no softmax weights.
+        AttnscopeError: The probe is no `WeightsRecorder`, or the weights on these inputs do not sum to 1.
     """
     if not isinstance(probe, WeightsRecorder):
         raise AttnscopeError(
             f"{name} does not pass its attention through the seam: only its weights can be seen",
             "with attnscope heatmap",
         )
-    output, maps = run_eager(model, inputs, survey.layers)
-    # The survey numbers the layers: those without attention have numbers too.
+    output, weights_by_kind = run_eager(model, inputs, survey.layers)
+    # Take layer numbers from the survey: layers without attention are counted too, and return no weights.
     for kind, layers in survey.layers.items():
-        for layer, weights in zip(layers, maps[kind], strict=True):
-            # A query that sees no key has weights of 0.
+        for layer, weights in zip(layers, weights_by_kind[kind], strict=True):
+            # If the mask hides all keys from a query, its weights are 0. (batch, head, query)
             is_softmax = _are_softmax(weights, tolerance(model, survey.n_calls)) | (weights == 0).all(-1)
             if not is_softmax.all():
                 raise AttnscopeError(
@@ -218,6 +239,6 @@ def run_for_weights(
 
 
 def _are_softmax(rows: Tensor, allowed: float) -> Tensor:
-    """Return which rows, (..., key), are at least 0 and sum to 1, up to the allowed difference."""
+    """Return which rows, (..., key) -> (...), have no negative weight and sum to 1, up to the allowed difference."""
     totals = rows.float().sum(-1)
     return (rows >= 0).all(-1) & ((totals - 1).abs() <= allowed)

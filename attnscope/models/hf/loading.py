@@ -20,8 +20,13 @@ from transformers import PreTrainedModel
 from transformers.models.auto import processing_auto
 
 from attnscope.errors import AttnscopeError, as_failure, first_line, parse_json
-from attnscope.models.catalog import ADAPTER, Source, verify
-from attnscope.models.devices import DeviceMap, choose_device, describe_spread, spreading_options
+from attnscope.models.catalog import ADAPTER_FILE, Source, verify_sha256
+from attnscope.models.devices import (
+    DeviceMap,
+    choose_device,
+    describe_device_map,
+    make_spreading_options,
+)
 from attnscope.models.files import file_sha256, weight_files
 from attnscope.models.hf.assembling import assemble, processor_kind
 from attnscope.models.hf.heads import class_to_load, output_embeddings
@@ -29,16 +34,16 @@ from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
     Adapter,
     base_of,
-    merge,
+    collect_configs,
+    describe_quantisation,
+    make_wordless_tokenizer,
+    merge_adapter,
+    mute_transformers,
     notes_on_quantisation,
-    parts_of_config,
     picture_tower,
-    quantisation,
     reads_or_writes_text,
-    require_peft,
-    silence,
+    require_loadable_adapter,
     text_tower,
-    wordless,
 )
 from attnscope.models.hf.senses.cross_readers import choose_cross_reader
 from attnscope.models.hf.senses.patch_places import FAMILIES
@@ -60,46 +65,48 @@ def load_huggingface(
     torch_device, precision = choose_device(device, dtype)
     folder = source.files_folder
     if source.adapter is not None:
-        require_peft(source.adapter)
+        require_loadable_adapter(source.adapter)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     weight_options: dict[str, Any] = {"dtype": precision}
     if device_map is not None:
-        weight_options |= spreading_options(device_map)
+        weight_options |= make_spreading_options(device_map)
     gguf = _gguf_file(source)
     if gguf is None:
         files = weight_files(folder, allow_pickle=allow_pickle)
         weight_options["use_safetensors"] = any(path.suffix == ".safetensors" for path in files)
-        sha256 = verify(source)
+        sha256 = verify_sha256(source)
     else:
         options["gguf_file"] = gguf
         sha256 = file_sha256(folder / gguf)
-    with silence():
+    with mute_transformers():
         # Read tokenizer, weights, adapter and processor.
         own_tokenizer = _open_tokenizer(folder, options)
         model, notes = _read_model(source, folder, options, weight_options)
         adapter = Adapter()
         if source.adapter is not None:
-            adapter = merge(model, source.adapter)
+            adapter = merge_adapter(model, source.adapter)
             # The hash identifies the model in all results: with an adapter it is another model.
             sha256 = hashlib.sha256(f"{sha256}\n{adapter.sha256}\n".encode()).hexdigest()
         base = base_of(model)
-        tokenizer, processor = _choose_input_makers(source.name, folder, base, own_tokenizer, options)
+        tokenizer, processor = _choose_tokenizer_and_processor(
+            source.name, folder, base, own_tokenizer, options
+        )
         # Move the model to its device, unless accelerate has spread it, and check its numbers.
         if device_map is None:
-            _move(model, torch_device, source.name)
+            _move_to_device(model, torch_device, source.name)
         else:
-            notes.append(describe_spread(getattr(model, "hf_device_map", {"": "cpu"})))
+            notes.append(describe_device_map(getattr(model, "hf_device_map", {"": "cpu"})))
         model.train(False).requires_grad_(False)
         _require_finite(model, source.name)
         # The result of the self-check is remembered by these hashes. For GGUF, quantised weights and several devices it
         # depends on more than the files, so the check runs at every load.
-        is_plain = gguf is None and device_map is None and not quantisation(model.config)
+        is_plain = gguf is None and device_map is None and not describe_quantisation(model.config)
         hashes = None
         if check is not False and is_plain and not trust_remote_code:
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
             # The adapter's weights are part of sha256 already; its configuration scales them.
             if source.adapter is not None:
-                hashes["adapter"] = file_sha256(source.adapter / ADAPTER)
+                hashes["adapter"] = file_sha256(source.adapter / ADAPTER_FILE)
         raw = RawModel(
             model=model,
             tokenizer=tokenizer,
@@ -115,7 +122,7 @@ def load_huggingface(
         return assemble(raw, check=check is not False)
 
 
-def _move(model: nn.Module, device: torch.device, name: str) -> None:
+def _move_to_device(model: nn.Module, device: torch.device, name: str) -> None:
     """Move a model to a device; refuse one that does not fit there."""
     try:
         # PreTrainedModel's own `to` refuses quantised weights.
@@ -163,7 +170,7 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
     """Return the tokenizer of a folder; None where it holds none, as with models that read no text."""
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         return None
-    with _load_errors("tokenizer", folder):
+    with _translate_load_errors("tokenizer", folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
         # If the files that its class needs are missing, transformers makes a tokenizer of special tokens alone.
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
@@ -175,7 +182,7 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
         return HuggingFaceTokenizer(tokenizer)
 
 
-def _choose_input_makers(
+def _choose_tokenizer_and_processor(
     name: str,
     folder: Path,
     base: PreTrainedModel,
@@ -202,7 +209,7 @@ def _choose_input_makers(
         processor = open_image_processor(folder, options)
     elif kind == "feature_extractor" and has_processor:
         auto: Any = transformers.AutoFeatureExtractor
-        with _load_errors("feature extractor", folder):
+        with _translate_load_errors("feature extractor", folder):
             processor = auto.from_pretrained(folder, **options)
     elif kind == "processor" and tokenizer is not None and has_processor:
         # Of other families it is not known which token stands for which part of a picture: they read texts alone.
@@ -212,7 +219,7 @@ def _choose_input_makers(
     # A vision tower before a decoder (TrOCR) can be shown without a tokenizer.
     is_optional = tower is not None and text_tower(base) is None
     if not reads_or_writes_text(base) or (is_optional and tokenizer is None):
-        return wordless(name, base), processor
+        return make_wordless_tokenizer(name, base), processor
     if tokenizer is None:
         raise AttnscopeError(
             f"{folder} holds no tokenizer",
@@ -241,7 +248,7 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
         )
     class_name = _read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type")
     auto: Any = transformers.AutoImageProcessor
-    with _load_errors("image processor", folder):
+    with _translate_load_errors("image processor", folder):
         # DINOv3's exists for torchvision only. ViT's does the same, but rounds the colours of the resized picture.
         if class_name in ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast"):
             return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
@@ -264,15 +271,15 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
             f"{folder} names no processor for pictures and words that transformers has",
             "save it there: AutoProcessor.from_pretrained(…).save_pretrained(…)",
         )
-    with _load_errors("processor", folder):
+    with _translate_load_errors("processor", folder):
         # Make it of these parts: transformers would load others, which need torchvision.
-        processor_class = without_videos(named_class)
+        processor_class = drop_video_processor(named_class)
         settings, _ = processor_class.get_processor_dict(folder, local_files_only=True)
         arguments = [parts.get(name) for name in named_class.get_attributes()]
         return processor_class.from_args_and_dict(arguments, settings)
 
 
-def without_videos(processor_class: Any) -> Any:
+def drop_video_processor(processor_class: Any) -> Any:
     """Return a subclass, of the same name, of a class of processors: it needs no video processor."""
     attributes = [name for name in processor_class.get_attributes() if "video" not in name]
     methods = {"get_attributes": classmethod(lambda cls: attributes)}
@@ -287,7 +294,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _load_errors(part: str, folder: Path) -> contextlib.AbstractContextManager[None]:
+def _translate_load_errors(part: str, folder: Path) -> contextlib.AbstractContextManager[None]:
     """Return a context that makes one line of any error on the files of a part, such as "tokenizer"."""
     return as_failure(
         f"cannot load the {part} in {folder}", "get its files again, or install what it needs"
@@ -321,7 +328,7 @@ def _read_model(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **options)
         # The files may ask for an attention kernel, such as flash_attention_2, which attnscope replaces: drop it.
-        for part in parts_of_config(config):
+        for part in collect_configs(config):
             part._attn_implementation_internal = None
         auto = auto or class_to_load(config, is_gguf=is_gguf)
         # transformers shows a progress bar for GGUF files that no switch turns off.
@@ -338,7 +345,7 @@ def _read_model(
             )
     except Exception as error:
         # Transformers, safetensors and torch raise what they like on damaged files.
-        raise _explain(error, source, config) from error
+        raise _explain_load_error(error, source, config) from error
     # transformers draws weights at random where they are missing or of another shape.
     mismatched = sorted(report["mismatched_keys"])
     if mismatched:
@@ -361,7 +368,7 @@ def _read_model(
     notes = list(notes_on_quantisation(config))
     if missing:
         notes.append(f"The files hold no {' and no '.join(missing)}; attention does not depend on it.")
-    if not quantisation(config):
+    if not describe_quantisation(config):
         notes += notes_on_extras(model, report["unexpected_keys"], source.name)
     # A head with random weights would predict noise: go on with the base model alone. A class that is its own base
     # model, head included (T5), is loaded again without the head.
@@ -372,10 +379,10 @@ def _read_model(
     return model, notes
 
 
-def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
+def _explain_load_error(error: Exception, source: Source, config: Any) -> AttnscopeError:
     """Return the error that says why a model does not load; `config` is None where it could not be read either."""
     line = first_line(error)
-    quantised = quantisation(config)
+    quantised = describe_quantisation(config)
     if "trust_remote_code" in str(error) or "custom code" in str(error):
         message = f"{source.name} brings its own Python code, which could do anything"
         return AttnscopeError(message, "--trust-remote-code if you have read it and trust it")
@@ -410,7 +417,7 @@ def top_part_of(key: str, model: PreTrainedModel) -> str:
 
 
 # Weights in old files that today's models compute (masks and positions) or do not use (version marks).
-_COMPUTED = re.compile(
+_UNUSED_WEIGHT = re.compile(
     r"(^|\.)(position_ids|inv_freq|masked_bias|causal_mask|version|num_batches_tracked)$"
     r"|(attn|attention)\.bias$|_scale$"
 )
@@ -428,7 +435,7 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: s
         AttnscopeError: A weight belongs to a part that the base model has, so that part would be computed without it.
     """
     buffers = dict(model.named_buffers())
-    extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
+    extras = [key for key in sorted(unexpected) if key not in buffers and not _UNUSED_WEIGHT.search(key)]
     parts = {key: _first_module(key, model) for key in extras}
     modules = model.base_model._modules
     used = [key for key, part in parts.items() if part != "pooler" and modules.get(part) is not None]
@@ -460,7 +467,7 @@ def _first_module(key: str, model: PreTrainedModel) -> str:
 def read_gguf_config(source: Source) -> dict[str, Any]:
     """Return the configuration in a GGUF file, as transformers reads it."""
     folder = source.files_folder
-    with silence(), _load_errors("configuration", folder):
+    with mute_transformers(), _translate_load_errors("configuration", folder):
         config = transformers.AutoConfig.from_pretrained(
             folder, gguf_file=_gguf_file(source), local_files_only=True
         )

@@ -21,34 +21,34 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread, name_dtype
 from attnscope.models.hf.check import check_beyond, require_equal, survey_attention, takes_light_masks
 from attnscope.models.hf.eager import run_for_weights, tolerance
-from attnscope.models.hf.examples import examples, mixes_lengths
+from attnscope.models.hf.examples import depends_on_batch_length, make_examples
 from attnscope.models.hf.heads import (
     CLASS_LOSSES,
+    class_labels,
     describe_head,
-    labels_of,
-    loss_of,
+    find_loss_kind,
     output_embeddings,
     run_with_logits,
 )
 from attnscope.models.hf.parts import (
     Adapter,
-    accepts,
-    causal_types,
+    causal_token_types,
     count_tokens,
+    fixed_arguments,
+    forward_accepts,
     hidden_states,
-    in_one_line,
     input_name,
+    make_wordless_tokenizer,
     max_tokens,
-    pad_id,
+    mute_transformers,
+    pad_token_id,
     position_table,
     reads_pictures_in_text,
     reads_text,
     sees_pictures_only,
-    silence,
-    standing_arguments,
-    takes_recordings,
+    takes_audio,
+    translate_errors,
     vocab_size,
-    wordless,
 )
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, run_with_probe
 from attnscope.models.hf.senses.cross_readers import choose_cross_reader
@@ -129,7 +129,7 @@ class HuggingFaceModel(Model):
     ) -> None:
         self.model: Any = raw.model
         self.base: Any = base
-        self.info = _describe(raw, base, survey)
+        self.info = _make_info(raw, base, survey)
         self.survey = survey
         self.at_seam = survey.path == "seam"
         self.device = input_device(base)
@@ -178,19 +178,19 @@ class HuggingFaceModel(Model):
 
         It refuses recordings where the model takes them in a way that is not supported.
         """
-        if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures_only(self.base)):
+        if not takes_audio(self.base) and (reads_text(self.base) or sees_pictures_only(self.base)):
             return None
         return AudioReader(self, self._processor)
 
     @cached_property
     def loss(self) -> LossKind | None:
         """Return what its head predicts, such as "causal"; None without a head that predicts."""
-        return loss_of(self.model, self.info.kinds) if self.at_seam else None
+        return find_loss_kind(self.model, self.info.kinds) if self.at_seam else None
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the names of the classes that its head tells apart; () if that is no classifier."""
-        return labels_of(self.model) if self.loss in CLASS_LOSSES else ()
+        return class_labels(self.model) if self.loss in CLASS_LOSSES else ()
 
     @cached_property
     def resumes(self) -> bool:
@@ -202,7 +202,7 @@ class HuggingFaceModel(Model):
             return False
         if self._memory is not None and self._memory.resumes:
             return True
-        _, inputs = examples(self.base)
+        _, inputs = make_examples(self.base)
         batch = Batch(inputs["input_ids"], target_ids=inputs.get("decoder_input_ids"))
         with torch.no_grad():
             rerun = self._rerun(batch, self.loss is not None, resumes=True)
@@ -268,7 +268,7 @@ class HuggingFaceModel(Model):
         inputs = self._forward_inputs(inputs)
         survey = self.survey
         plan = survey.plan if plan is None else plan
-        with in_one_line(self.info.name, "does not run on this input"):
+        with translate_errors(self.info.name, "does not run on this input"):
             if not self.at_seam:
                 output = run_for_weights(self.base, inputs, survey, self.info.name, probe)
             elif logits and self.loss is not None:
@@ -332,13 +332,13 @@ class HuggingFaceModel(Model):
         if self.survey.has_unplanned_modules:
             self.tokenizer.encode("")
         if not reads_text(self.base):
-            wordless(self.info.name, self.base).encode("")
+            make_wordless_tokenizer(self.info.name, self.base).encode("")
         batch = batch.to(batch.ids.device)
         inputs = self._padded("", batch.ids, batch.mask)
-        inputs |= causal_types(self.base, batch.ids)
+        inputs |= causal_token_types(self.base, batch.ids)
         segments = batch.segments
         n_types = getattr(self.base.config, "type_vocab_size", 0)
-        knows_segments = n_types > 1 and accepts(self.base, "token_type_ids")
+        knows_segments = n_types > 1 and forward_accepts(self.base, "token_type_ids")
         # Leave out segments that are all 0: for them GPT-2 would add the embedding of token 0 to every token.
         if knows_segments and segments is not None and segments.any():
             inputs["token_type_ids"] = segments
@@ -359,7 +359,7 @@ class HuggingFaceModel(Model):
         if position_table(self.base) is not None:
             require_length(self.info, ids.shape[1])
         if mask is not None:
-            ids = ids.masked_fill(~mask, pad_id(self.base))
+            ids = ids.masked_fill(~mask, pad_token_id(self.base))
         require_known_ids(self.info, ids, vocab_size(self.base))
         inputs = {f"{prefix}input_ids": ids}
         if mask is not None:
@@ -410,7 +410,7 @@ class HuggingFaceModel(Model):
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
         """Return the same architecture with random weights, as transformers draws them before training."""
-        with torch.random.fork_rng(devices=[]), silence():
+        with torch.random.fork_rng(devices=[]), mute_transformers():
             torch.manual_seed(seed)
             twin = type(self.base)(copy.deepcopy(self.base.config)).to(self.base.dtype).to(self.device)
             twin.train(False).requires_grad_(False)
@@ -425,7 +425,11 @@ class HuggingFaceModel(Model):
         Refuse texts of lengths that must not be mixed. The first text beyond a sliding window starts a self-check.
         """
         for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
-            if isinstance(mask, Tensor) and mask.ndim == 2 and mixes_lengths(self.base.config, mask):
+            if (
+                isinstance(mask, Tensor)
+                and mask.ndim == 2
+                and depends_on_batch_length(self.base.config, mask)
+            ):
                 raise MixedLengthsError(
                     f"padding a text of {int(mask.sum(1).min())} tokens to {mask.shape[1]} changes what "
                     f"{self.info.name} computes: the longest text of a batch decides on rotary "
@@ -435,7 +439,7 @@ class HuggingFaceModel(Model):
         n_tokens = count_tokens(inputs)
         if any(reach < n_tokens for reach in self.survey.reaches):
             check_beyond(self.base, self.survey, n_tokens)
-        inputs = {**standing_arguments(self.base), **self.survey.extras, **inputs}
+        inputs = {**fixed_arguments(self.base), **self.survey.extras, **inputs}
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
     def _min_light_keys(self, inputs: Mapping[str, Any]) -> int | None:
@@ -454,7 +458,7 @@ class HuggingFaceModel(Model):
         return takes_light_masks(self.base, self.survey)
 
 
-def _describe(raw: RawModel, base: PreTrainedModel, survey: AttentionSurvey) -> ModelInfo:
+def _make_info(raw: RawModel, base: PreTrainedModel, survey: AttentionSurvey) -> ModelInfo:
     """Return the facts on a model that `attnscope models` shows and that results keep."""
     notes = (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note)
     return ModelInfo(

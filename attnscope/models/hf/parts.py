@@ -29,15 +29,15 @@ from attnscope.models.hf.tokenizer import WordlessTokenizer
 # Forward passes -------------------------------------------------------------------------------------------------
 
 
-def accepts(model: PreTrainedModel, name: str) -> bool:
+def forward_accepts(model: PreTrainedModel, name: str) -> bool:
     """Return whether a model's forward has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
 
 
-def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
+def fixed_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """Return the arguments that every forward pass gets: no cache of keys and values, and outputs by name."""
     wanted = {"use_cache": False, "return_dict": True}
-    return {name: value for name, value in wanted.items() if accepts(model, name)}
+    return {name: value for name, value in wanted.items() if forward_accepts(model, name)}
 
 
 def count_tokens(inputs: Mapping[str, Any]) -> int:
@@ -58,12 +58,12 @@ def input_name(model: PreTrainedModel) -> str:
     Some vision towers (CLIP's) name the main input of the whole model, which they do not take: theirs is pixel_values.
     """
     name = main_input(model)
-    if accepts(model, name) or not accepts(model, "pixel_values"):
+    if forward_accepts(model, name) or not forward_accepts(model, "pixel_values"):
         return name
     return "pixel_values"
 
 
-def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
+def causal_token_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     """Return the token types with which PaliGemma reads a text causally, (batch, token); {} for other models.
 
     They are all 1. Without them its masks for eager attention differ from those for sdpa. In prompts beside pictures
@@ -74,13 +74,13 @@ def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     return {"token_type_ids": torch.ones_like(ids)}
 
 
-def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
+def patch_order_noise(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
     """Return the argument `noise`, (batch, patch), that keeps the patches of ViT-MAE in order; {} for other models.
 
     ViT-MAE sorts patches by this noise, and hides the last ones. `pixels` are (batch, channel, height, width).
     """
     size = getattr(model.config, "patch_size", None)
-    if not (accepts(model, "noise") and isinstance(size, int)):
+    if not (forward_accepts(model, "noise") and isinstance(size, int)):
         return {}
     n_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
     return {"noise": torch.arange(n_patches, device=pixels.device).expand(len(pixels), -1)}
@@ -102,7 +102,7 @@ def hidden_states(output: Any) -> Tensor | None:
 # Sizes ----------------------------------------------------------------------------------------------------------
 
 
-def setting(config: Any, *names: str) -> Any:
+def first_setting(config: Any, *names: str) -> Any:
     """Return the value of the first of these settings that is not missing, 0 or empty; None if there is no such one.
 
     A setting that differs between layers counts as missing.
@@ -134,7 +134,7 @@ def vocab_size(model: PreTrainedModel) -> int:
     return getattr(model.config.get_text_config(), "vocab_size", 0x110000)
 
 
-def pad_id(model: PreTrainedModel) -> int:
+def pad_token_id(model: PreTrainedModel) -> int:
     """Return the id of the padding token; 0 where the configuration names none, or one outside the vocabulary."""
     token_id = getattr(model.config.get_text_config(), "pad_token_id", None)
     if isinstance(token_id, int) and 0 <= token_id < vocab_size(model):
@@ -155,7 +155,7 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
 def max_tokens(model: PreTrainedModel) -> int | None:
     """Return the longest text a model takes, in tokens; None where there is no limit."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
-    limit = setting(model.config.get_text_config(), *names)
+    limit = first_setting(model.config.get_text_config(), *names)
     # Relative positions have no limit, whatever the configuration says.
     table = position_table(model)
     is_relative = table is None and any("relative" in name for name, _ in model.named_modules())
@@ -176,10 +176,16 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     if not isinstance(inner, PreTrainedModel):
         return model
     # DINOv3 calls its stack of layers by the name of a base model, but the stack takes no pictures.
-    inner_is_stack = accepts(model, main_input(model)) and not accepts(inner, main_input(inner))
+    inner_is_stack = forward_accepts(model, main_input(model)) and not forward_accepts(
+        inner, main_input(inner)
+    )
     base = model if inner_is_stack else inner
     # UMT5EncoderModel has the configuration of an encoder-decoder. The encoder in it has its own.
-    if base.config.is_encoder_decoder and reads_text(base) and not accepts(base, "decoder_input_ids"):
+    if (
+        base.config.is_encoder_decoder
+        and reads_text(base)
+        and not forward_accepts(base, "decoder_input_ids")
+    ):
         encoder = getattr(base, "encoder", None)
         return encoder if isinstance(encoder, PreTrainedModel) else base
     return base
@@ -187,12 +193,12 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
 def reads_text(base: PreTrainedModel) -> bool:
     """Return whether a model takes token ids."""
-    return accepts(base, "input_ids")
+    return forward_accepts(base, "input_ids")
 
 
 def reads_or_writes_text(base: PreTrainedModel) -> bool:
     """Return whether a model takes token ids, at least in its decoder."""
-    return reads_text(base) or accepts(base, "decoder_input_ids")
+    return reads_text(base) or forward_accepts(base, "decoder_input_ids")
 
 
 def sees_pictures_only(base: PreTrainedModel) -> bool:
@@ -207,10 +213,10 @@ def sees_pictures_only(base: PreTrainedModel) -> bool:
 def reads_pictures_in_text(base: PreTrainedModel) -> bool:
     """Return whether a model's language model reads pictures among the tokens of its text, as LLaVA's does."""
     is_decoder = reads_text(base) and not base.config.is_encoder_decoder
-    return is_decoder and accepts(base, "pixel_values") and picture_tower(base) is None
+    return is_decoder and forward_accepts(base, "pixel_values") and picture_tower(base) is None
 
 
-def hears_windows(base: PreTrainedModel) -> bool:
+def has_audio_window(base: PreTrainedModel) -> bool:
     """Return whether a model is like Whisper: two convolutions and an encoder hear a fixed window, a decoder writes."""
     encoder = getattr(base, "encoder", None)
     convolves = hasattr(encoder, "conv2")
@@ -218,13 +224,13 @@ def hears_windows(base: PreTrainedModel) -> bool:
     return base.main_input_name == "input_features" and is_encoder_decoder and convolves
 
 
-def takes_recordings(base: PreTrainedModel) -> bool:
+def takes_audio(base: PreTrainedModel) -> bool:
     """Return whether a model takes recordings: in a fixed window (Whisper), or of any length (wav2vec 2.0, HuBERT)."""
     hears_samples = base.main_input_name == "input_values" and hasattr(base.config, "conv_stride")
-    return hears_windows(base) or (hears_samples and not base.config.is_encoder_decoder)
+    return has_audio_window(base) or (hears_samples and not base.config.is_encoder_decoder)
 
 
-def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
+def make_wordless_tokenizer(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why.
 
     `name` is what the message calls the model.
@@ -232,7 +238,7 @@ def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     if input_name(base) == "pixel_values" and not reads_or_writes_text(base):
         reason = "sees pictures, and reads no text"
         hint = "attnscope heatmap --image photo.png"
-    elif takes_recordings(base):
+    elif takes_audio(base):
         reason = "hears recordings, and reads no text"
         hint = "attnscope heatmap --audio speech.wav"
     else:
@@ -269,7 +275,7 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
     return tower if sees_pictures_only(tower) else None
 
 
-def parts_of_config(*configs: Any) -> list[Any]:
+def collect_configs(*configs: Any) -> list[Any]:
     """Return configurations, and those within them for parts of a model (its vision tower, say), each once.
 
     Those that name no attention implementation are left out.
@@ -286,7 +292,7 @@ def parts_of_config(*configs: Any) -> list[Any]:
     return list(parts.values())
 
 
-def quantisation(config: Any) -> str:
+def describe_quantisation(config: Any) -> str:
     """Return how a configuration says that weights are quantised, such as "quantised (gptq)"; "" if they are not."""
     settings = getattr(config, "quantization_config", None)
     if not settings:
@@ -299,7 +305,7 @@ def quantisation(config: Any) -> str:
 
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
     """Return the note on a model whose configuration says that its weights are quantised; () on others."""
-    how = quantisation(config)
+    how = describe_quantisation(config)
     if not how:
         return ()
     return (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",)
@@ -307,8 +313,8 @@ def notes_on_quantisation(config: Any) -> tuple[str, ...]:
 
 # Adapters -------------------------------------------------------------------------------------------------------
 
-_WEIGHTS_FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+_ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+_PEFT_PREFIX = "base_model.model."
 """What peft writes before the names of all weights."""
 
 
@@ -329,20 +335,21 @@ class Adapter:
     note: str = ""
 
 
-def require_peft(folder: Path) -> None:
+def require_loadable_adapter(folder: Path) -> None:
     """Refuse an adapter if peft, or its weights, are missing: without it another model would be shown."""
     if not importlib.util.find_spec("peft"):
         raise AttnscopeError(
             f"{folder} holds an adapter, which needs the package peft",
             'install the extra: pip install "attnscope[peft]", or move adapter_config.json away to see the base alone',
         )
-    if not (folder / _WEIGHTS_FILE).is_file():
+    if not (folder / _ADAPTER_WEIGHTS_FILE).is_file():
         raise AttnscopeError(
-            f"{folder} holds no {_WEIGHTS_FILE}", "save the adapter there with peft, as safetensors"
+            f"{folder} holds no {_ADAPTER_WEIGHTS_FILE}",
+            "save the adapter there with peft, as safetensors",
         )
 
 
-def merge(model: PreTrainedModel, folder: Path) -> Adapter:
+def merge_adapter(model: PreTrainedModel, folder: Path) -> Adapter:
     """Merge the adapter in a folder into a model; return what was merged.
 
     An adapter that was made for a model with a head, where that head is not loaded, is merged into the base model
@@ -353,23 +360,23 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
     """
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
-    path = folder / _WEIGHTS_FILE
+    path = folder / _ADAPTER_WEIGHTS_FILE
     left_out: set[str] = set()
     with as_failure(f"the adapter in {folder} does not fit the model", "name the model it was made for"):
         weights = load_file(path)
         config: Any = PeftConfig.from_pretrained(str(folder))
-        _require_merging(config, folder.name)
+        _require_no_virtual_tokens(config, folder.name)
 
         # Its weights are named base_model.model.MODULE…, or base_model.model.BASE.MODULE… for a model with a head.
         target: Any = model
-        top_modules = {name.removeprefix(_PREFIX).partition(".")[0] for name in weights}
+        top_modules = {name.removeprefix(_PEFT_PREFIX).partition(".")[0] for name in weights}
         if not top_modules <= model._modules.keys():
             target = model.base_model
-            prefix = f"{_PREFIX}{target.base_model_prefix}."
+            prefix = f"{_PEFT_PREFIX}{target.base_model_prefix}."
             base_weights = {}
             for name, weight in weights.items():
                 if name.startswith(prefix):
-                    base_weights[_PREFIX + name.removeprefix(prefix)] = weight
+                    base_weights[_PEFT_PREFIX + name.removeprefix(prefix)] = weight
             if base_weights:
                 left_out = top_modules - {target.base_model_prefix}
                 weights = base_weights
@@ -396,12 +403,12 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
     return Adapter(folder.name, sha256, f"{note}.")
 
 
-def unwrap(model: Any) -> tuple[Any, Adapter]:
+def unwrap_peft(model: Any) -> tuple[Any, Adapter]:
     """Return a model in memory without peft's wrapper, if it has one, and the adapter that is active in it."""
     # Its class is one of peft's, or a subclass.
     if any(base.__module__.partition(".")[0] == "peft" for base in type(model).__mro__):
         for name in model.active_adapters:
-            _require_merging(model.peft_config[name], name)
+            _require_no_virtual_tokens(model.peft_config[name], name)
         model = model.get_base_model()
     modules = model.modules() if isinstance(model, nn.Module) else ()
     adapted: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
@@ -420,7 +427,7 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
     return model, Adapter(name, note=note)
 
 
-def _require_merging(config: Any, name: str) -> None:
+def _require_no_virtual_tokens(config: Any, name: str) -> None:
     """Refuse an adapter that adds virtual tokens (prompt tuning, prefix tuning) instead of changing weights."""
     if config.is_prompt_learning or getattr(config, "is_adaption_prompt", False):
         raise AttnscopeError(
@@ -433,7 +440,7 @@ def _require_merging(config: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def in_one_line(name: str, failure: str = "does not run", hint: str = "") -> Iterator[None]:
+def translate_errors(name: str, failure: str = "does not run", hint: str = "") -> Iterator[None]:
     """Turn whatever a model's own code raises within the context into one line. What our code raises stays as it is.
 
     Args:
@@ -446,13 +453,13 @@ def in_one_line(name: str, failure: str = "does not run", hint: str = "") -> Ite
     except AttnscopeError:
         raise
     except Exception as error:  # a model's code may raise anything
-        if is_out_of_memory(error) or _is_ours(error):
+        if is_out_of_memory(error) or _is_attnscope_error(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise AttnscopeError(f"{name} {failure}: its own code says {reason}", hint) from error
 
 
-def _is_ours(error: BaseException) -> bool:
+def _is_attnscope_error(error: BaseException) -> bool:
     """Return whether our code raised an error, such as a probe, and not the code of the model.
 
     An error in torch is its caller's. An error in our call of the model, such as an argument that the model does not
@@ -479,7 +486,7 @@ _silence_lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def silence() -> Iterator[None]:
+def mute_transformers() -> Iterator[None]:
     """Keep transformers from writing to the terminal. Its switches are global, so other threads wait meanwhile."""
     with _silence_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -45,7 +45,7 @@ from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import device_of, fork_rng
-from attnscope.models.hf.parts import parts_of_config
+from attnscope.models.hf.parts import collect_configs
 from attnscope.models.locks import lock_model
 
 LIKE_SDPA = "attnscope"
@@ -449,7 +449,7 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
     The implementation is a name such as "eager" or `LIKE_SDPA`; None = keep the model's own.
     """
     # Composite models (LLaVA) have one configuration per part. Each configuration names its own implementation.
-    configs = parts_of_config(
+    configs = collect_configs(
         *(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
     )
     no_autocast = torch.autocast(device_of(model).type, enabled=False)

@@ -30,7 +30,7 @@ from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError, amount, parse_json
 from attnscope.models.files import file_sha256
-from attnscope.models.hf.parts import hidden_states, setting
+from attnscope.models.hf.parts import first_setting, hidden_states
 from attnscope.models.hf.seam import Plan, TracedAttention, choose_implementation
 from attnscope.questions.maps import format_ranges
 from attnscope.results.storage import write_whole
@@ -295,7 +295,7 @@ def _read_n_layers(config: Any, kind: Kind) -> int | None:
             names = [name.format(side) for name in _SIDE_SETTINGS]
     else:
         config = config.get_text_config()
-    n_layers = setting(config, *names)
+    n_layers = first_setting(config, *names)
     return n_layers if isinstance(n_layers, int) else None
 
 
@@ -305,7 +305,7 @@ def list_attention_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
     Zamba calls a layer with attention "hybrid". The result is empty if the list does not have `n_layers` entries.
     """
     config = config.get_text_config()
-    types = setting(config, "layers_block_type", "layer_types") or ()
+    types = first_setting(config, "layers_block_type", "layer_types") or ()
     layers = []
     for layer, name in enumerate(map(str, types)):
         if name == "hybrid" or ("attention" in name and "linear" not in name):
@@ -323,7 +323,7 @@ def _count_heads(config: Any, attentions: Sequence[TracedAttention]) -> tuple[in
     # On the eager path, weights have one map per query head. Only the configuration has the number of key/value heads.
     n_heads = max(attention.weights.shape[1] for attention in attentions)
     inner = config if config.is_encoder_decoder else config.get_text_config()
-    n_kv_heads = setting(inner, "num_key_value_heads", "num_kv_heads")
+    n_kv_heads = first_setting(inner, "num_key_value_heads", "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
         n_kv_heads = 1  # Falcon
     is_possible = isinstance(n_kv_heads, int) and n_heads % n_kv_heads == 0
@@ -364,7 +364,7 @@ def _notes_on_gaps(
     config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]
 ) -> list[str]:
     """Return notes on layers without attention, and on layers that attend to pictures only (Mllama)."""
-    cross_layers = set(setting(config.get_text_config(), "cross_attention_layers") or ())
+    cross_layers = set(first_setting(config.get_text_config(), "cross_attention_layers") or ())
     notes = []
     for kind, attention_layers in layers.items():
         missing_layers = set(range(n_layers[kind])) - set(attention_layers)

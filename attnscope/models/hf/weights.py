@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import examples
+from attnscope.models.hf.examples import make_examples
 from attnscope.models.hf.seam import run_with_probe
 from attnscope.models.hf.survey import AttentionSurvey
 from attnscope.models.inside.projections import (
@@ -165,8 +165,8 @@ def _trace(
         # Some models write into the output of a projection, which autograd forbids for a leaf. So return a copy.
         return outputs_by_module[module].clone()
 
-    # `examples` returns a batch of two inputs, and the second of them alone.
-    inputs = {**examples(base)[1], **survey.extras}
+    # `make_examples` returns a batch of two inputs, and the second of them alone.
+    inputs = {**make_examples(base)[1], **survey.extras}
     with torch.enable_grad(), hooks(linear_maps([base]), cut_graph):
         run_with_probe(base, inputs, survey.plan, watch)
         heads_by_layer_key = {

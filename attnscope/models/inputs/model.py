@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.devices import device_of, name_dtype
-from attnscope.models.hf.parts import silence, unwrap
+from attnscope.models.hf.parts import mute_transformers, unwrap_peft
 from attnscope.models.info import ModelInfo
 from attnscope.models.inputs.caught import CaughtModule, TracedCall
 from attnscope.models.locks import share_lock
@@ -158,7 +158,7 @@ def load_inputs(
 
     The layers of the Model are the self-attentions that `_choose` picks, in the order of computation.
     """
-    model, _ = unwrap(model)
+    model, _ = unwrap_peft(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, nn.Module):
         raise AttnscopeError(
@@ -176,7 +176,7 @@ def load_inputs(
 
     # Run it once, without messages of transformers, to see its attentions, and choose those that are shown.
     caught = CaughtModule(model, name)
-    with torch.no_grad(), silence():
+    with torch.no_grad(), mute_transformers():
         calls = caught.trace(sample, check=check)
     if not calls:
         raise AttnscopeError(

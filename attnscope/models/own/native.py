@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
-from attnscope.models.catalog import Source, read_config, verify
+from attnscope.models.catalog import Source, read_config, verify_sha256
 from attnscope.models.devices import choose_device
 from attnscope.models.info import require_known_ids
 from attnscope.models.model import Batch
@@ -52,8 +52,8 @@ def load_native(
     config = read_config(source)
     target, precision = choose_device(device, dtype)
     tokenizer = FastTokenizer.open(source.files_folder)
-    # `verify` refuses weights whose hash is not the pinned one.
-    info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(target))
+    # `verify_sha256` refuses weights whose hash is not the pinned one.
+    info = native_info(source, config, sha256=verify_sha256(source), dtype=dtype, device=str(target))
     encoder = EncoderSettings.from_config(config)
     tensors = Checkpoint(source.files_folder, encoder).tensors(lambda tensor: tensor.to(precision))
     state = {name: tensor.to(target) for name, tensor in tensors}

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.models.catalog import Source, read_config, verify
+from attnscope.models.catalog import Source, read_config, verify_sha256
 from attnscope.models.info import ModelInfo, require_known_ids, require_length
 from attnscope.models.model import LayerMaps, Model, Tokenizer
 from attnscope.models.own.layouts import Checkpoint, EncoderSettings, native_info
@@ -145,5 +145,5 @@ def load_plain(source: Source) -> PlainEncoder:
     checkpoint = Checkpoint(source.files_folder, encoder, "np")
     weights = dict(checkpoint.tensors(lambda tensor: np.asarray(tensor, np.float32)))
     # Last, because a thread of `models.load` computes the hash meanwhile.
-    info = native_info(source, config, sha256=verify(source), engine="numpy")
+    info = native_info(source, config, sha256=verify_sha256(source), engine="numpy")
     return PlainEncoder(info, FastTokenizer.open(source.files_folder), encoder, weights)

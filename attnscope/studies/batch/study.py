@@ -23,8 +23,8 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.drawing.files import write_pages
 from attnscope.errors import AttnscopeError, parse_json
 from attnscope.host import physical_bytes
-from attnscope.models.catalog import verify
-from attnscope.models.files import HASHES, file_sha256
+from attnscope.models.catalog import verify_sha256
+from attnscope.models.files import SHA256_BY_FILE, file_sha256
 from attnscope.models.info import versions
 from attnscope.models.model import Model
 from attnscope.output import write_files
@@ -134,7 +134,7 @@ def batch(
     n_tokens = 0
     complete = True
     error: Exception | None = None
-    drawer = _Drawer(source, options, dict(HASHES))
+    drawer = _Drawer(source, options, dict(SHA256_BY_FILE))
     try:
         with contextlib.closing(executor.map_blocks(drawer, tasks())) as outcomes:
             for n_done, outcome in enumerate(outcomes, 1):
@@ -231,7 +231,7 @@ def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> byte
     # A built-in model has no files: it depends on attnscope's version alone.
     digests = {}
     if source.folder is not None:
-        digests["weights"] = verify(source)
+        digests["weights"] = verify_sha256(source)
         suffixes = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
         paths = [path for path in sorted(source.folder.iterdir()) if path.suffix in suffixes]
         if source.adapter is not None:
@@ -312,7 +312,7 @@ class _Drawer:
     Attributes:
         source: The model's source.
         options: How texts are drawn.
-        hashes: Known hashes of the model's files; see `models.files.HASHES`.
+        hashes: Known hashes of the model's files; see `models.files.SHA256_BY_FILE`.
         model: The loaded model; None before `load`.
     """
 
@@ -330,7 +330,7 @@ class _Drawer:
         # Otherwise matplotlib warns about fonts at each text.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         torch.set_num_threads(self.options.running.threads or 1)
-        HASHES.update(self.hashes)
+        SHA256_BY_FILE.update(self.hashes)
         self.model = self.options.loading.load(self.source)
         self.options.choice.within(self.model.info)
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.parts import silence
+from attnscope.models.hf.parts import mute_transformers
 from attnscope.models.hf.seam import attention_function, use_attention
 from attnscope.models.hf.senses.media_readers import list_prefix_tokens, merges_patches, read_patch_size
 from attnscope.models.hf.senses.patch_places import (
@@ -301,7 +301,7 @@ class ObjectReader(CrossAttentionReader):
         """Return the photo, padded to whole patches, as one grid. Its patches are the positions of the feature map."""
         # Run the backbone. Its last feature map is (1, d, row, column).
         pixels = photo_prompt.pixels.to(self.model.device, self._base.dtype)
-        with torch.no_grad(), silence(), use_attention(self._base, None):
+        with torch.no_grad(), mute_transformers(), use_attention(self._base, None):
             features = self._base.backbone(pixels, torch.ones_like(pixels[:, 0]))
         feature_map, _ = features[-1]
         # Each stage halves height and width, rounded up. So 33 pixels that became 2 positions are patches of 32 pixels.
@@ -315,7 +315,7 @@ class ObjectReader(CrossAttentionReader):
 
     def _find_objects(self, inputs: Arguments) -> dict[int, str]:
         """Return query -> name of its object's class, for classes that are probable enough; {} without a head."""
-        with torch.no_grad(), silence(), use_attention(self._base, None):
+        with torch.no_grad(), mute_transformers(), use_attention(self._base, None):
             logits = getattr(self.model.model(**inputs), "logits", None)
         if logits is None:
             return {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, as_failure
-from attnscope.models.hf.parts import accepts, hears_windows, patch_order, takes_recordings
+from attnscope.models.hf.parts import forward_accepts, has_audio_window, patch_order_noise, takes_audio
 from attnscope.models.model import SensoryInput
 from attnscope.questions.places import Picture, Sound, Spectrogram
 from attnscope.senses.photos import Photo
@@ -89,13 +89,13 @@ class ImageReader(MediaReader):
             notes = (
                 "the patches do not reach the right and lower edge of what the model is given: that is cut off",
             )
-        # ViT-MAE shuffles its patches by an argument `noise`. `patch_order` returns a noise that keeps their order, and
-        # returns {} for other models.
+        # ViT-MAE shuffles its patches by an argument `noise`. `patch_order_noise` returns a noise that keeps their
+        # order, and returns {} for other models.
         inputs: dict[str, Any] = {
-            **patch_order(self._base, pixels),
+            **patch_order_noise(self._base, pixels),
             "pixel_values": pixels.to(self._base.dtype),
         }
-        if photo.size and accepts(self._base, _INTERPOLATE):
+        if photo.size and forward_accepts(self._base, _INTERPOLATE):
             inputs[_INTERPOLATE] = True
         # The tokens are those before the patches (CLS, registers), then the patches row by row.
         tokens = make_patch_tokens((rows, columns), list_prefix_tokens(self._base), photo.source)
@@ -112,7 +112,7 @@ class ImageReader(MediaReader):
         can_scale = shortest_edge or getattr(default_size, "height", None)
         # Only models that interpolate their positions read other sizes, in whole patches. DINOv2 does it unasked.
         is_dinov2 = self._base.config.model_type.startswith("dinov2")
-        if not can_scale or not (is_dinov2 or accepts(self._base, _INTERPOLATE)):
+        if not can_scale or not (is_dinov2 or forward_accepts(self._base, _INTERPOLATE)):
             raise AttnscopeError(
                 f"{self._name} takes pictures of one size", "leave out --size; DINOv2 and ViT have it"
             )
@@ -136,7 +136,7 @@ class AudioReader(MediaReader):
 
     def prepare_recording(self, recording: Recording) -> SensoryInput:
         """Return a recording as inputs of the model, made by its own feature extractor."""
-        if not takes_recordings(self._base):
+        if not takes_audio(self._base):
             raise AttnscopeError(
                 f"{self._name} hears recordings in a way that is not supported",
                 "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
@@ -145,7 +145,7 @@ class AudioReader(MediaReader):
         # Whisper reads a window of fixed length, wav2vec 2.0 the whole recording.
         return (
             self._prepare_window(recording)
-            if hears_windows(self._base)
+            if has_audio_window(self._base)
             else self._prepare_frames(recording)
         )
 
@@ -250,7 +250,7 @@ def is_masked_autoencoder(base: PreTrainedModel) -> bool:
     if any(hasattr(module, "is_mae") for module in base.modules()):
         return False
     # Only a forward that hides patches has the argument `noise`, which chooses them.
-    return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise")
+    return bool(getattr(base.config, "mask_ratio", 0)) and forward_accepts(base, "noise")
 
 
 def read_patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.parts import as_list, silence, standing_arguments
+from attnscope.models.hf.parts import as_list, fixed_arguments, mute_transformers
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch, SensoryInput
 from attnscope.results.tokens import Tokens
@@ -74,9 +74,9 @@ class TextGenerator:
             settings: Settings of `generate` that replace the model's own, such as `suppress_tokens`.
         """
         self._require_head()
-        # Take the lock of `silence` before the model's lock (`use_attention`), as a load does. In the opposite order,
-        # two threads could deadlock.
-        with silence(), torch.no_grad(), use_attention(self._base, None):
+        # Take the lock of `mute_transformers` before the model's lock (`use_attention`), as a load does. In the
+        # opposite order, two threads could deadlock.
+        with mute_transformers(), torch.no_grad(), use_attention(self._base, None):
             result = self._network.generate(
                 **arguments, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, **settings
             )
@@ -134,7 +134,7 @@ class TextGenerator:
         max_tokens = self._model.info.max_tokens
         if max_tokens is not None:
             max_new_tokens = min(max_new_tokens, max_tokens - len(prompt))
-        if "use_cache" in standing_arguments(self._network):
+        if "use_cache" in fixed_arguments(self._network):
             arguments["use_cache"] = True
         written_ids: list[int] = []
         step_ids = prompt

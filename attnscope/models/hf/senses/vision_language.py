@@ -18,8 +18,8 @@ from transformers.processing_utils import ProcessorMixin
 
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError, as_failure
-from attnscope.models.hf.check import compare_on
-from attnscope.models.hf.parts import accepts, in_one_line, silence
+from attnscope.models.hf.check import check_on_input
+from attnscope.models.hf.parts import forward_accepts, mute_transformers, translate_errors
 from attnscope.models.hf.senses.media_readers import MediaReader, undo_normalisation
 from attnscope.models.hf.senses.patch_places import (
     FAMILIES,
@@ -92,7 +92,7 @@ class VisionLanguageReader(MediaReader):
         # Keep the arguments of the forward. Processors also return other tensors, such as sizes of photos.
         inputs = {}
         for name, value in photo_prompt.inputs.items():
-            if isinstance(value, Tensor) and accepts(self._base, name):
+            if isinstance(value, Tensor) and forward_accepts(self._base, name):
                 dtype = self._base.dtype if value.is_floating_point() else None
                 inputs[name] = value.to(self.model.device, dtype)
 
@@ -129,7 +129,7 @@ class VisionLanguageReader(MediaReader):
 
     def _make_prompt(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
         """Return the processor's output for images and a prompt, with the images, the processor and the model."""
-        with as_failure(f"the processor of {self._name} fails"), silence():
+        with as_failure(f"the processor of {self._name} fails"), mute_transformers():
             inputs = self._process(images, prompt)
         return PhotoPrompt(self._base, self._processor, inputs, images)
 
@@ -290,6 +290,9 @@ class VisionLanguageReader(MediaReader):
                     )
             return attend(call)
 
-        with in_one_line(self._name, "does not run on this picture and these words"), silence():
-            compare_on(self._base, survey, inputs, check_sizes)
+        with (
+            translate_errors(self._name, "does not run on this picture and these words"),
+            mute_transformers(),
+        ):
+            check_on_input(self._base, survey, inputs, check_sizes)
         self._compared_shapes.add(shape)
