@@ -17,7 +17,7 @@ import torch
 import attnscope
 from attnscope.annotated import AnnotatedCorpus
 from attnscope.core.attention.seam import attend
-from attnscope.questions.relations import Relations, best_heads, describe_verdicts
+from attnscope.questions.relations import Relations, describe_verdicts, name_heads
 from attnscope.report.numbers import interval
 from attnscope.report.numbers import number as written
 from attnscope.studies.relations.study import relations
@@ -103,7 +103,8 @@ def markdown(found: Relations) -> str:
         "|---|---|---:|---|---|---:|---|",
     ]
     table = found.table("relations")
-    heads, verdicts = best_heads(found), describe_verdicts(found)
+    heads = name_heads(found, table["best"].tolist())
+    verdicts = describe_verdicts(found)
     accuracy, low, high = (found.at_best(f"accuracy{end}") for end in ("", "_low", "_high"))
     for row in found.ranked:
         name = table["relation"][row]

@@ -302,7 +302,7 @@ def test_memory_does_not_grow_with_the_corpus(name, tmp_path):
 @pytest.mark.parametrize(("split", "line"), [("line", ""), ("paragraph", "\n"), ("file", "\n")])
 def test_a_text_without_an_end_is_given_up(tmp_path, monkeypatch, split, line):
     for module in ("text", "corpus.lines", "corpus.formats"):
-        monkeypatch.setattr(f"attnscope.{module}.MOST_BYTES", 1000)
+        monkeypatch.setattr(f"attnscope.{module}.MAX_BYTES", 1000)
     (tmp_path / "endless.txt").write_text("whole\n\n" * (split != "file") + f"abcdefghi{line}" * 200)
     (tmp_path / "after.txt").write_text("after")
     corpus = Corpus([tmp_path / "endless.txt", tmp_path / "after.txt"], split=split)

@@ -102,7 +102,7 @@ def write_csv(chance):
         [(csv.QUOTE_MINIMAL, None), (csv.QUOTE_ALL, None), (csv.QUOTE_NONE, "\\")]
     )
     buffer = io.StringIO()
-    rows = csv.text_generator(
+    rows = csv.writer(
         buffer,
         delimiter=delimiter,
         quoting=quoting,  # type: ignore[arg-type]
