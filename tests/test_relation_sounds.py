@@ -13,7 +13,7 @@ import attnscope
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.studies.relations import evidence
 from attnscope.studies.relations import sounds as relation_sounds
-from attnscope.studies.relations.sounds import NAME, sound_relations
+from attnscope.studies.relations.sounds import RELATION, sound_relations
 from tests.relation_helpers import Relation
 from tests.senses_helpers import WORDS, speech, write_whisper
 
@@ -81,7 +81,7 @@ def plant(monkeypatch, timed, misses=0.1, *, rival=False):
 def test_a_planted_head_is_found_among_random_ones(folder, timed, tmp_path, monkeypatch, run):
     plant(monkeypatch, timed)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
-    one = Relation(found, NAME)
+    one = Relation(found, RELATION)
     assert found["heads"]["kind"][0] == "cross"
     assert found.corpus["of"] == "recordings"
     assert found.corpus["n_texts"] == 26
@@ -115,7 +115,10 @@ def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
         ("upper half", 3),
     ]
     # Every path begins with the recording: its first word is not scored.
-    assert found.options["word_times"] == {"n_recordings": 26, "n_words": Relation(found, NAME).n - 26}
+    assert found.options["word_times"] == {
+        "n_recordings": 26,
+        "n_words": Relation(found, RELATION).n - 26,
+    }
     best, upper = range(2)
     assert times["median"][best] < 1e-9
     assert times["mean"][best] < 0.25 * FRAME_S < times["mean"][upper]
@@ -171,7 +174,7 @@ def test_random_heads_and_other_lines(folder, timed, run):
     assert status == 1  # not all could be read
     told = json.loads(out)
     (one,) = told["relations"]
-    assert one["relation"] == NAME
+    assert one["relation"] == RELATION
     assert not np.array(told["found"]).any()
     assert told["alignment_heads"] == []
     (left_out,) = told["left_out"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.errors import AttnscopeError
-from attnscope.studies.workers import RUNS, Processes, RayCluster
+from attnscope.studies.workers import MAX_RUNS, Processes, RayCluster
 from tests.block_functions import Environment, Raises, Square
 from tests.processes import LIMIT_S
 
@@ -23,7 +23,7 @@ def squares(executor, function, n):
     outcomes = list(executor.map_blocks(function, iter(range(n))))
     assert sorted(outcome.number for outcome in outcomes) == list(range(n))
     assert all(outcome.number == outcome.block for outcome in outcomes)
-    return {outcome.number: outcome.lost or outcome.result[0] for outcome in outcomes}
+    return {outcome.number: outcome.give_up_reason or outcome.result[0] for outcome in outcomes}
 
 
 @pytest.mark.parametrize("executor", [Processes(1, 1), Processes(2, 1)], ids=["one", "two"])
@@ -33,32 +33,32 @@ def test_each_block_is_run_once(executor, tmp_path):
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_a_block_whose_worker_is_killed_is_run_again(n_workers, tmp_path):
-    function = Square(tmp_path, {2: RUNS - 1})
+    function = Square(tmp_path, {2: MAX_RUNS - 1})
     assert squares(Processes(n_workers, 1), function, 6) == {number: number**2 for number in range(6)}
-    assert len(list(tmp_path.iterdir())) == RUNS - 1
+    assert len(list(tmp_path.iterdir())) == MAX_RUNS - 1
 
 
 def test_a_block_that_always_kills_its_worker_is_given_up_and_no_other(tmp_path):
     results = squares(Processes(2, 1), Square(tmp_path, {1: 99, 4: 99}), 6)
-    reason = f"its process was killed by signal 9: perhaps for want of memory; tried {RUNS} times"
+    reason = f"its process was killed by signal 9: perhaps for want of memory; tried {MAX_RUNS} times"
     assert results == {0: 0, 1: reason, 2: 4, 3: 9, 4: reason, 5: 25}
-    assert len(list(tmp_path.glob("death-1-*"))) == len(list(tmp_path.glob("death-4-*"))) == RUNS
+    assert len(list(tmp_path.glob("death-1-*"))) == len(list(tmp_path.glob("death-4-*"))) == MAX_RUNS
 
 
 def test_a_worker_that_dies_while_it_loads_is_replaced(tmp_path):
-    assert squares(Processes(1, 1), Square(tmp_path, {-1: RUNS - 1}), 3) == {0: 0, 1: 1, 2: 4}
+    assert squares(Processes(1, 1), Square(tmp_path, {-1: MAX_RUNS - 1}), 3) == {0: 0, 1: 1, 2: 4}
 
 
 def test_where_no_worker_can_load_it_says_so(tmp_path):
     with pytest.raises(
-        AttnscopeError, match=f"no worker could load the model: .* signal 9.*; tried {RUNS} times"
+        AttnscopeError, match=f"no worker could load the model: .* signal 9.*; tried {MAX_RUNS} times"
     ):
         squares(Processes(2, 1), Square(tmp_path, {-1: 99}), 3)
 
 
 def test_want_of_memory_counts_as_a_death():
     (outcome,) = Processes(1, 1).map_blocks(Raises(), [MemoryError()])
-    assert outcome.lost == f"its process ran out of memory; tried {RUNS} times"
+    assert outcome.give_up_reason == f"its process ran out of memory; tried {MAX_RUNS} times"
 
 
 def test_what_a_function_raises_comes_out_as_it_is():

@@ -24,7 +24,7 @@ from attnscope.choice import Choice
 from attnscope.studies.heads.study import study_heads
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import texts_of
-from attnscope.studies.workers import RUNS, Workers
+from attnscope.studies.workers import MAX_RUNS, Workers
 from tests.block_functions import DeadlyMeasurer
 from tests.conftest import write_tiny
 from tests.heads_helpers import heads_in
@@ -124,13 +124,13 @@ def test_a_worker_that_is_killed_in_a_block_costs_nothing(own, corpus, tmp_path)
 def test_a_block_that_always_kills_is_listed_and_the_rest_kept(own, corpus, tmp_path):
     deadly = partial(DeadlyMeasurer, marks=tmp_path, text=BLOCK, n_deaths=99)
     found, _ = study_heads(own, texts_of(corpus), HeadsOptions(), None, TWO, deadly)
-    assert len(list(tmp_path.iterdir())) == RUNS
+    assert len(list(tmp_path.iterdir())) == MAX_RUNS
     assert found.corpus["complete"]
     assert found.corpus["n_texts"] == N - BLOCK
     assert [problem["line"] for problem in found.corpus["problems"]] == [None, BLOCK + 1]
     assert found.corpus["problems"][1]["reason"] == (
         f"{BLOCK} texts from here on were not studied: its process was killed by signal 9: "
-        f"perhaps for want of memory; tried {RUNS} times"
+        f"perhaps for want of memory; tried {MAX_RUNS} times"
     )
 
 

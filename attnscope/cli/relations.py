@@ -45,7 +45,7 @@ def relations(
     patterns = list(source.files)
     with progress(files.quiet) as report:
         # Recordings have a single relation: from a written token to the frame in which it is spoken.
-        if sounds.is_spoken(patterns):
+        if sounds.has_word_times(patterns):
             if order != RelationsOptions():
                 raise UsageError("of recordings one relation is asked", "leave out --only and --chunk")
             record = sounds.sound_relations(model.load(), patterns, report)

@@ -1,8 +1,10 @@
 """Run a function over blocks in processes of this machine, or on a Ray cluster (extra [ray]).
 
-`Workers` holds how many processes share a study, and how each loads the same model. An executor starts one process per
-worker and hands it one block after the other. If a worker dies over a block, another one runs the block again, and
-after RUNS deaths it is given up. An executor knows no model and no measure: `studies.run` merges the results of blocks.
+A worker is a process that loads the model once, and then runs one block of texts after the other. `Workers` holds how
+many workers share a study, and how each loads the model. An executor starts the workers and hands them blocks. If a
+worker dies over a block, another worker runs the block again. After MAX_RUNS deaths the block is given up.
+
+An executor knows no model and no measure: `studies.run` merges the results of blocks.
 """
 
 from __future__ import annotations
@@ -40,19 +42,22 @@ if TYPE_CHECKING:
 
 ExecutorName = Literal["local", "ray"]
 
+# What starts a worker, runs blocks in it, explains its death and kills it: here, or on a Ray cluster.
 _Worker: TypeAlias = "_Process | _Actor"
-
 MAX_COUNT = 4096
 """The most workers or threads; a larger number is taken for a typing mistake."""
 
-RUNS = 3
-"""How often a block is tried before it is given up, because its worker dies; and how many starts in a row may fail."""
+MAX_RUNS = 3
+"""How often a block is run before it is given up, since its worker dies each time.
 
-LOAD = None
-"""What a worker gets in place of its first block: it loads what all blocks need."""
+It is also how many workers in a row may die while they load.
+"""
 
-_PATIENCE_S = 5
-"""Seconds that a Ray cluster may take to answer."""
+LOAD_REQUEST = None
+"""Sent to a worker in place of its first block: it loads what all blocks need. No block is None."""
+
+_CONNECT_TIMEOUT_S = 5
+"""How long to wait until a Ray cluster answers."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,9 @@ class Workers:
     Attributes:
         spec: The name of the model, as `attnscope.load` takes it.
         n: How many workers there are; None = one, or on Ray as many as the cluster has room for.
-        threads: How many threads each computes with. Results are those of one process with so many threads.
+        threads: How many threads each worker uses. Results equal those of one process with this many threads.
         executor: "local" = processes of this machine; "ray" = processes of a Ray cluster.
-        address: With Ray, the address of the cluster; None = the one that Ray finds, else one started on this machine.
+        address: With Ray, the address of the cluster; None = one that Ray finds, else one started on this machine.
         loading: How the model is loaded.
     """
 
@@ -85,17 +90,17 @@ class Workers:
         """Return the executor for a model on a device; on Ray, each worker of a CUDA device claims a GPU."""
         if self.executor == "local":
             return Processes(self.n or 1, self.threads)
-        on_gpu = device.startswith("cuda")
-        return RayCluster(self.n, self.threads, self.address, on_gpu)
+        uses_gpu = device.startswith("cuda")
+        return RayCluster(self.n, self.threads, self.address, uses_gpu)
 
     def loader(self, model: Model) -> Callable[[], Model]:
-        """Return a function that loads this model in a worker, and refuses another version of it; it can be pickled."""
+        """Return a function that loads this model in a worker. It refuses another version of it, and can be pickled."""
         # Workers of Ray run in other folders, so a path must be absolute.
         spec = self.spec
         if spec not in (*CATALOG, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())
         workers = replace(self, spec=spec, loading=replace(self.loading, device=model.info.device))
-        # Workers on this machine need not hash the model's files again.
+        # Workers on this machine need not hash the model's files again. Another machine has files of its own.
         known_hashes = dict(SHA256_BY_FILE) if self.executor == "local" else {}
         return partial(_load_same, workers, model.info.sha256, versions(), known_hashes)
 
@@ -103,16 +108,16 @@ class Workers:
 def _load_same(
     workers: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]
 ) -> Model:
-    """Load a model in a worker, and require the weights and libraries of the process that started the worker.
+    """Load a model in a worker. Its weights and library versions must be those of the process that started the worker.
 
     Args:
-        workers: The name of the model, and how it is loaded; a folder is the same folder on every machine.
+        workers: The name of the model, and how it is loaded. A folder must have the same path on every machine.
         sha256: The hash that its weights must have.
         wanted_versions: The version that each library must have.
-        known_hashes: Hashes of its files that are known already; see `models.files.SHA256_BY_FILE`.
+        known_hashes: Hashes of the model's files that are known already; see `models.files.SHA256_BY_FILE`.
 
     Raises:
-        AttnscopeError: There is no such model on this machine, or it or a library differs.
+        AttnscopeError: This machine has no such model, or the model or a library differs.
     """
     import torch
 
@@ -138,7 +143,7 @@ def _load_same(
 
 
 class WorkerFunction(Protocol):
-    """Describe the function that workers run. Each gets a pickled copy, and keeps it for all of its blocks."""
+    """Describe the function that workers run. Each worker gets a pickled copy, and keeps it for all of its blocks."""
 
     def load(self) -> None:
         """Load what all blocks need, such as a model; called once, before the first block."""
@@ -155,14 +160,14 @@ class BlockOutcome:
         number: The number of the block, from 0.
         block: The block.
         result: What the function returned; None if the block was given up.
-        lost: Why the block was given up; empty = it was not.
+        give_up_reason: Why the block was given up, such as "its process died; tried 3 times"; empty = it has a result.
         n_deaths: How many workers have died over it.
     """
 
     number: int
     block: Any
     result: Any = None
-    lost: str = ""
+    give_up_reason: str = ""
     n_deaths: int = 0
 
 
@@ -173,7 +178,7 @@ class Executor(ABC):
     def _open(
         self, function: WorkerFunction
     ) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
-        """Yield how many workers may run at a time, and a function that starts one."""
+        """Enter a context in which workers can start. Yield how many may run at a time, and a function that starts one."""
 
     def map_blocks(
         self, function: WorkerFunction, blocks: Iterable[Any]
@@ -184,99 +189,114 @@ class Executor(ABC):
         is raised. All workers end when the iterator is closed.
 
         Raises:
-            AttnscopeError: The function raised it, or no worker could begin.
+            AttnscopeError: The function raised it, or no worker could start.
         """
-        # A task is the outcome of a block, which is filled in once it is done.
-        unread = (BlockOutcome(number, block) for number, block in enumerate(blocks))
-        # Blocks that wait for a worker.
-        waiting: list[BlockOutcome] = []
-        # All workers, and those that wait for a block.
-        started: list[_Worker] = []
-        idle: list[_Worker] = []
-        # The workers that load the function, and those at work on a block, each by the future of what it does.
-        loading: dict[Future[Any], _Worker] = {}
-        busy: dict[Future[Any], tuple[_Worker, BlockOutcome]] = {}
+        # A task is a BlockOutcome without a result. The result is filled in once the block is done.
+        unread_tasks = (BlockOutcome(number, block) for number, block in enumerate(blocks))
+        # Tasks that wait for a worker.
+        waiting_tasks: list[BlockOutcome] = []
+        # All workers that were started, and those that wait for a block.
+        all_workers: list[_Worker] = []
+        idle_workers: list[_Worker] = []
+        # The workers that are loading, and those that run a block, by the future of the call.
+        loading_workers: dict[Future[Any], _Worker] = {}
+        busy_workers: dict[Future[Any], tuple[_Worker, BlockOutcome]] = {}
         n_failed_starts = 0
         with self._open(function) as (n_workers, start):
             try:
                 while True:
-                    # Read a block for each worker that may be without one: never more than `n_workers` at once.
-                    waiting += islice(unread, max(0, n_workers - len(busy) - len(waiting)))
-                    if not waiting and not busy:
+                    # Read blocks until each of the `n_workers` has one, running or waiting.
+                    n_unfilled = max(0, n_workers - len(busy_workers) - len(waiting_tasks))
+                    waiting_tasks += islice(unread_tasks, n_unfilled)
+                    if not waiting_tasks and not busy_workers:
                         return
-                    # Give blocks to idle workers. For each block that is left, have a worker loading.
-                    while waiting and idle:
-                        task = waiting.pop(0)
-                        worker = idle.pop()
-                        busy[worker.run(task.block)] = worker, task
-                    for _ in range(len(waiting) - len(loading)):
+                    # Give tasks to idle workers. Start a worker for each task that is left, less those that load now.
+                    while waiting_tasks and idle_workers:
+                        task = waiting_tasks.pop(0)
+                        worker = idle_workers.pop()
+                        busy_workers[worker.run(task.block)] = worker, task
+                    for _ in range(len(waiting_tasks) - len(loading_workers)):
                         worker = start()
-                        started.append(worker)
-                        loading[worker.run(LOAD)] = worker
-                    ended = wait([*loading, *busy], return_when=FIRST_COMPLETED).done
-                    # Blocks that are done, or whose worker has died. `lost` counts only if the block is given up.
-                    for future in ended & busy.keys():
-                        worker, task = busy.pop(future)
-                        task.result, task.lost = _result_or_death(worker, future)
-                        if task.lost:
+                        all_workers.append(worker)
+                        loading_workers[worker.run(LOAD_REQUEST)] = worker
+                    ended = wait([*loading_workers, *busy_workers], return_when=FIRST_COMPLETED).done
+                    # Take the blocks that are done, or whose worker has died.
+                    for future in ended & busy_workers.keys():
+                        worker, task = busy_workers.pop(future)
+                        task.result, task.give_up_reason = _result_or_death_reason(worker, future)
+                        if task.give_up_reason:
                             task.n_deaths += 1
                         else:
-                            idle.append(worker)
-                        # Run a lost block again, before all others; in the end give it up.
-                        if task.lost and task.n_deaths < RUNS:
-                            waiting.insert(0, task)
+                            idle_workers.append(worker)
+                        # After a death, run the block again before all others. The next run replaces the reason.
+                        if task.give_up_reason and task.n_deaths < MAX_RUNS:
+                            waiting_tasks.insert(0, task)
                         else:
                             yield task
-                    # Workers that have loaded, or died of it.
-                    for future in ended & loading.keys():
-                        worker = loading.pop(future)
-                        _, death = _result_or_death(worker, future)
-                        if death:
-                            n_failed_starts += 1
-                        else:
-                            n_failed_starts = 0
-                            idle.append(worker)
-                        if n_failed_starts == RUNS:
-                            hint = "choose fewer --workers, so that more memory is left for each"
-                            raise AttnscopeError(f"no worker could load the model: {death}", hint)
+                    n_failed_starts = _take_loaded(ended, loading_workers, idle_workers, n_failed_starts)
             except KeyboardInterrupt:
-                # Yield the blocks that were finished since the last wait.
-                for future, (_, task) in busy.items():
+                # Yield the blocks that were finished after the last call of `wait`.
+                for future, (_, task) in busy_workers.items():
                     if future.done() and not future.exception():
                         task.result = future.result()
-                        task.lost = ""
+                        task.give_up_reason = ""
                         yield task
                 raise
             finally:
-                for worker in started:
+                for worker in all_workers:
                     worker.end()
 
 
-def _result_or_death(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
-    """Return the result of a future and "", or None and why the worker died. A dead worker is ended.
+def _take_loaded(
+    ended: set[Future[Any]],
+    loading_workers: dict[Future[Any], _Worker],
+    idle_workers: list[_Worker],
+    n_failed_starts: int,
+) -> int:
+    """Move workers that have loaded to the idle ones, and drop those that died; return how many died in a row.
 
     Raises:
-        Exception: The function raised it.
+        AttnscopeError: MAX_RUNS workers in a row have died while they loaded.
+    """
+    for future in ended & loading_workers.keys():
+        worker = loading_workers.pop(future)
+        _, death_reason = _result_or_death_reason(worker, future)
+        if death_reason:
+            n_failed_starts += 1
+        else:
+            n_failed_starts = 0
+            idle_workers.append(worker)
+        if n_failed_starts == MAX_RUNS:
+            hint = "choose fewer --workers, so that more memory is left for each"
+            raise AttnscopeError(f"no worker could load the model: {death_reason}", hint)
+    return n_failed_starts
+
+
+def _result_or_death_reason(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
+    """Return what the function returned and "", or None and why the worker died. A dead worker is cleaned up.
+
+    Raises:
+        Exception: The function raised it, and the worker lives.
     """
     try:
         return future.result(), ""
     except Exception as error:
         worker.end()
-        # Ray wraps what the function raised in a RayTaskError, whose `cause` it is.
+        # Ray wraps an error of the function in a RayTaskError, and keeps the error as its `cause`.
         if isinstance(getattr(error, "cause", error), MemoryError):
             reason = "its process ran out of memory"
         else:
             reason = worker.reason_of_death(error)
-        return None, f"{reason}; tried {RUNS} times"
+        return None, f"{reason}; tried {MAX_RUNS} times"
 
 
 def _thread_variables(n_threads: int) -> dict[str, str]:
-    """Return the variables by which libraries learn, as they are loaded, how many threads they may use."""
+    """Return environment variables that limit the threads of numerical libraries. Libraries read them at import."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(n_threads))
 
 
-class _Server:
-    """Hold the function in the process of a worker, and run it on blocks."""
+class _BlockRunner:
+    """Hold the function in a worker process, and run it on blocks."""
 
     def __init__(self, pickled: bytes) -> None:
         use_headless_matplotlib()
@@ -284,7 +304,7 @@ class _Server:
 
     def run(self, block: Any) -> Any:
         """Return the result of a block; for LOAD, load what all blocks need."""
-        return self._function.load() if block is LOAD else self._function(block)
+        return self._function.load() if block is LOAD_REQUEST else self._function(block)
 
 
 # Processes of this machine
@@ -304,12 +324,12 @@ class Processes(Executor):
 
 
 class _Process:
-    """Hold a process of this machine as a pool of one process: if the pool breaks, it is clear which block broke it."""
+    """Hold one worker process of this machine. A pool of one process shows which block broke it."""
 
     def __init__(self, n_threads: int, pickled: bytes) -> None:
         self._n_threads = n_threads
         context = multiprocessing.get_context("spawn")
-        # The locks of a pool start a process too: Python's resource tracker.
+        # A pool's locks start a process of their own, Python's resource tracker. It must start safely too.
         with _safe_start(n_threads):
             self._pool = ProcessPoolExecutor(1, context, _begin_process, (pickled,))
         self._processes: list[Any] = []
@@ -318,9 +338,9 @@ class _Process:
         """Return the future of a block or of LOAD; the process starts at the first call."""
         with _safe_start(self._n_threads):
             try:
-                future = self._pool.submit(_run, block)
+                future = self._pool.submit(_run_block, block)
             except BrokenProcessPool as error:
-                # The process has died while it was idle.
+                # The process died while it was idle. The future reports that, as for a death over a block.
                 future = Future()
                 future.set_exception(error)
         # Keep the process for its exit status: a broken pool forgets it.
@@ -349,12 +369,12 @@ class _Process:
 
 @contextmanager
 def _safe_start(n_threads: int) -> Iterator[None]:
-    """Let processes start within this context that Ctrl-C does not reach, and that import nothing of the user's.
+    """Protect processes that start in this context from Ctrl-C, and from importing the user's files.
 
-    They import no module of the working folder. Nor do they import the user's script, which may do its work again:
-    multiprocessing would import it by default.
+    They import no module from the working folder. They do not import the user's script either, which might run its work
+    a second time: multiprocessing imports `__main__` by default.
     """
-    # Multiprocessing imports `__main__`. An empty module stands in for it.
+    # An empty module stands in for the script.
     main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -364,32 +384,32 @@ def _safe_start(n_threads: int) -> Iterator[None]:
         sys.modules["__main__"] = main_module
 
 
-_server: _Server
-"""Runs the blocks in this process, if it is a worker: `_begin_process` sets it."""
+_block_runner: _BlockRunner
+"""Runs the blocks in this process, if it is a worker. `_begin_process` sets it."""
 
 
 def _begin_process(pickled: bytes) -> None:
-    """Set up this process as a worker; `pickled` is the function."""
-    global _server
+    """Set up this process as a worker; `pickled` is the pickled function."""
+    global _block_runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What libraries print goes to stderr: stdout is for the command's result.
+    # Redirect stdout (1) to stderr (2), since libraries may print. Stdout is for the command's result.
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _server = _Server(pickled)
+    _block_runner = _BlockRunner(pickled)
 
 
 def _end_with_parent() -> None:
     """End this process when the one that started it ends, however that happens."""
-    # `join` waits for the parent's end. `_exit` then skips all cleaning up, which may hang.
+    # `join` waits until the parent ends. `_exit` then skips all clean-up, which may hang.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _run(block: Any) -> Any:
-    """Return the result of a block in this worker; see `_Server.run`."""
-    return _server.run(block)
+def _run_block(block: Any) -> Any:
+    """Return the result of a block in this worker; see `_BlockRunner.run`."""
+    return _block_runner.run(block)
 
 
 # A Ray cluster
@@ -397,21 +417,21 @@ def _run(block: Any) -> Any:
 
 @dataclass(frozen=True)
 class RayCluster(Executor):
-    """Run blocks in actors of a Ray cluster, which are processes that hold an object.
+    """Run blocks in actors of a Ray cluster. An actor is a process that holds an object, here a `_BlockRunner`.
 
-    If this process is connected to a cluster already, that one is used, and stays connected.
+    If this process is connected to a cluster already, this cluster is used, and stays connected.
 
     Attributes:
         n_workers: How many workers there are; None = as many as the cluster has room for.
-        n_threads: How many threads each computes with; it claims as many processors.
-        address: The address of the cluster; None = the one that Ray finds, else a cluster started on this machine.
-        on_gpu: Whether each worker claims a GPU.
+        n_threads: How many threads each worker uses. It claims the same number of processors.
+        address: The address of the cluster; None = a cluster that Ray finds, else one started on this machine.
+        uses_gpu: Whether each worker claims a GPU.
     """
 
     n_workers: int | None
     n_threads: int
     address: str | None
-    on_gpu: bool = False
+    uses_gpu: bool = False
 
     @contextmanager
     def _open(self, function: WorkerFunction) -> Iterator[tuple[int, Callable[[], _Worker]]]:
@@ -419,10 +439,10 @@ class RayCluster(Executor):
             n_workers = self._count_workers(ray.cluster_resources())
             actor = ray.remote(
                 num_cpus=self.n_threads,
-                num_gpus=int(self.on_gpu),
+                num_gpus=int(self.uses_gpu),
                 runtime_env={"env_vars": _thread_variables(self.n_threads)},
-            )(_Server)
-            # As an object of the cluster, the function is sent to each machine only once.
+            )(_BlockRunner)
+            # `put` stores the function in the cluster, so that it is sent to each machine only once.
             function_ref = ray.put(pickle.dumps(function))
             yield n_workers, lambda: _Actor(ray, actor.remote(function_ref))
 
@@ -432,22 +452,22 @@ class RayCluster(Executor):
         Raises:
             AttnscopeError: The cluster has room for fewer than are wanted, or for none.
         """
-        # Each worker claims as many processors as it has threads, and perhaps a GPU.
-        room = int(resources.get("CPU", 0)) // self.n_threads
-        if self.on_gpu:
-            room = min(room, int(resources.get("GPU", 0)))
-        n_workers = self.n_workers or max(1, room)
-        if room < n_workers:
-            gpus = " and a GPU each" if self.on_gpu else ""
+        # Count the places for workers. Each needs one processor per thread, and perhaps a GPU.
+        n_places = int(resources.get("CPU", 0)) // self.n_threads
+        if self.uses_gpu:
+            n_places = min(n_places, int(resources.get("GPU", 0)))
+        n_workers = self.n_workers or max(1, n_places)
+        if n_places < n_workers:
+            gpus = " and a GPU each" if self.uses_gpu else ""
             raise AttnscopeError(
-                f"Ray has room for {room} workers, not for {n_workers} of {amount(self.n_threads, 'thread')}{gpus}",
+                f"Ray has room for {n_places} workers, not for {n_workers} of {amount(self.n_threads, 'thread')}{gpus}",
                 "choose fewer --workers or --threads, or add machines",
             )
         return n_workers
 
 
 class _Actor:
-    """Hold an actor of the cluster from afar: run blocks in it, and kill it."""
+    """Hold the handle of an actor on the cluster: run blocks in it, and kill it."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
@@ -459,9 +479,11 @@ class _Actor:
         return running
 
     def reason_of_death(self, error: Exception) -> str:
-        """Return why the process or its machine died, as Ray says it. An error of the function is raised again."""
-        known = self._ray.exceptions
-        if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
+        """Return Ray's message on why the process or its machine died. An error of the function is raised again."""
+        ray_exceptions = self._ray.exceptions
+        if isinstance(error, ray_exceptions.RayTaskError) or not isinstance(
+            error, ray_exceptions.RayError
+        ):
             raise getattr(error, "cause", error)
         return f"its process died: {first_line(error)}"
 
@@ -477,7 +499,7 @@ def connect(address: str | None) -> Iterator[Any]:
     Raises:
         AttnscopeError: Ray is not installed, or cannot be reached.
     """
-    # Ray sends statistics of its use unless it is told not to.
+    # Ray sends usage statistics unless this variable is 0.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
@@ -487,9 +509,8 @@ def connect(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    # Connect to the cluster at an address where somebody answers, or start one.
     _require_reachable(address)
-    # Ray shall print nothing, not even warnings of how the cluster is set up.
+    # Keep Ray from printing anything, even warnings about the cluster's setup.
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         with safe_import_path():
@@ -500,7 +521,7 @@ def connect(address: str | None) -> Iterator[Any]:
                 log_to_driver=False,
                 configure_logging=False,
             )
-    # Ray's parts raise errors of many kinds.
+    # Ray raises errors of many unrelated classes.
     except Exception as error:
         raise AttnscopeError(
             f"Ray cannot be used: {first_line(error)}",
@@ -513,13 +534,13 @@ def connect(address: str | None) -> Iterator[Any]:
 
 
 def _require_reachable(address: str | None) -> None:
-    """Refuse an address where nobody answers: Ray would try for minutes, and then end this process."""
-    # Ray finds or starts a cluster for these itself.
+    """Refuse an address where no server answers: Ray would try for minutes, and then end this process."""
+    # For None and these words Ray finds or starts a cluster itself.
     if address is None or address in ("auto", "local"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), _PATIENCE_S):
+        with socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S):
             pass
     except (OSError, ValueError, OverflowError) as error:
         raise AttnscopeError(

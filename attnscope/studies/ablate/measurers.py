@@ -31,8 +31,9 @@ from attnscope.questions.ablate import Mode
 from attnscope.results.table import Floats
 from attnscope.studies.ablate.reading import BatchReader, ReadBatch, TextRow
 from attnscope.studies.failures import NanOrigin, find_broken_rows
+from attnscope.studies.halving import BatchHalver
 from attnscope.studies.inputs.texts import ReportProgress, Texts
-from attnscope.studies.run import STEP, BatchHalver, CorpusRun, Measurer, PartialSums, run
+from attnscope.studies.run import STEP, CorpusRun, Measurer, PartialSums, run
 from attnscope.studies.workers import Workers
 
 Head = tuple[Kind, int, int]

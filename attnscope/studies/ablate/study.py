@@ -137,7 +137,7 @@ def ablate(
 
     # Make the result.
     tables = _make_tables(ablation_run.done, interventions, loss, heads, head_sets)
-    run = ablation_run.about(model.info, _make_notes(model, options))
+    run = ablation_run.describe_run(model.info, _make_notes(model, options))
     run |= {"seed": options.seed, "kinds": list(model.info.kinds)}
     facts = ablation_run.corpus(pass_settings.texts, model.info)
     facts["n_predictions"] = int(ablation_run.done.clean_loss.total("c"))

@@ -29,10 +29,10 @@ from attnscope.questions.atlas import KEPT_MASS, MAX_KEYS, OMISSION_MARK
 from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Scores
 from attnscope.studies.atlas.tables import KindTables, ReadText
+from attnscope.studies.halving import BatchHalver
 from attnscope.studies.heads.measuring import encode_decoder_start, shift_right
 from attnscope.studies.inputs.texts import Progress, ReportProgress, batch_of, special_ids
-from attnscope.studies.run import BatchHalver
-from attnscope.studies.seen import KeptAttention, count_heads, keep_attention
+from attnscope.studies.kept_attention import KeptAttention, count_heads, keep_attention
 
 Head = tuple[str, int, int]
 """A head: (kind of attention, layer, index of the head in the layer), such as ("decoder", 3, 1)."""

@@ -69,8 +69,8 @@ def atlas(
         options.heads,
         report,
         workers,
-        measurer=partial(AtlasMeasurer, options=options),
-        empty=ScoredSums(),
+        make_measurer=partial(AtlasMeasurer, options=options),
+        empty_part=ScoredSums(),
     )
     assert isinstance(sums, ScoredSums)
     if sums.scores is None:

@@ -139,8 +139,8 @@ def batch(
         with contextlib.closing(executor.map_blocks(drawer, tasks())) as outcomes:
             for n_done, outcome in enumerate(outcomes, 1):
                 text = outcome.block.text
-                # There is no result if the worker died: `lost` says why.
-                result = outcome.result or _failed_text(text, outcome.lost)
+                # There is no result if the worker died: `give_up_reason` says why.
+                result = outcome.result or _failed_text(text, outcome.give_up_reason)
                 results[text.index] = result
                 if isinstance(result, DrawnText):
                     n_new += 1

@@ -39,8 +39,8 @@ from attnscope.results.table import HEADS, Table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.failures import NanOrigin
 from attnscope.studies.inputs.texts import AnyTexts, ReportProgress, batch_of, special_ids, texts_of
+from attnscope.studies.kept_attention import count_heads, keep_attention
 from attnscope.studies.run import Measurer, PartialSums, run
-from attnscope.studies.seen import count_heads, keep_attention
 from attnscope.studies.workers import Workers
 
 Head = tuple[int, int]
@@ -208,7 +208,9 @@ def _measure(
     record_corpus = outcome.corpus(texts, models[0].info)
     record_corpus["text"] = corpus if isinstance(corpus, str) else None
     arrays = distance_arrays(divergences, options)
-    return Comparison(outcome.about(models[0].info), record_corpus, record_options, tables, arrays)
+    return Comparison(
+        outcome.describe_run(models[0].info), record_corpus, record_options, tables, arrays
+    )
 
 
 def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[str, Floats]:

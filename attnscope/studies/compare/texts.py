@@ -24,8 +24,8 @@ from attnscope.results.tokens import Tokens, make_tokens_table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import Head, distance_arrays, heads_table, require_one_kind
 from attnscope.studies.inputs.reading import Prompt, Reading, read
+from attnscope.studies.kept_attention import keep_attention
 from attnscope.studies.maps.running import outline, run_model
-from attnscope.studies.seen import keep_attention
 
 Integers = NDArray[np.int64]
 

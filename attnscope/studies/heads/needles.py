@@ -125,7 +125,7 @@ def retrieval_heads(
         _make_blocks(haystack, options),
         NeedleSums(),
         report=report,
-        share=lambda block: (block.texts[-1].index + 1) / n_needles,
+        get_share=lambda block: (block.texts[-1].index + 1) / n_needles,
     )
     sums = needle_run.done
     sums.left_out.require_some_left(sums.n_texts, model.info)
@@ -146,7 +146,7 @@ def retrieval_heads(
     facts = _describe_needles(sums, texts)
     facts["problems"] += needle_run.problems(model.info)
     return Heads(
-        run=needle_run.about(model.info, notes) | {"seed": options.seed},
+        run=needle_run.describe_run(model.info, notes) | {"seed": options.seed},
         corpus=settle_corpus(facts, interrupted=not needle_run.complete),
         options=_describe_options(options, len(sums.results[0].is_written), is_random=texts is None),
         tables=tables,

@@ -349,7 +349,9 @@ def _give_roles(
     corpus["effective_texts"] = max(map(effective_texts, sums.sums_by_kind.values()), default=0.0)
     # A run follows only after a complete one, so the last run says whether the study is complete and what failed.
     corpus = settle_corpus(corpus, interrupted=not runs[-1].complete)
-    about = replace(runs[0], failures=runs[-1].failures).about(model.info, _measuring_notes(model))
+    about = replace(runs[0], failures=runs[-1].failures).describe_run(
+        model.info, _measuring_notes(model)
+    )
     about |= {
         "seed": options.seed if options.control else None,
         "threads": workers.threads if workers else torch.get_num_threads(),

@@ -207,10 +207,10 @@ class MeasuredPart(LinkPart):
     """Hold the sums over texts; and while a block is measured, its texts and their hits.
 
     Attributes:
-        heard: What `sounds` keeps of recordings, to time their words.
+        word_timings: What `sounds` keeps of recordings, to time their words.
     """
 
-    heard: tuple[Any, ...] = ()
+    word_timings: tuple[Any, ...] = ()
     _texts: tuple[LinkText, ...] = ()
     # Hits and mass of heads in the cells of each measured chunk, (cell, 2, layer, head).
     _hits: dict[LinkedChunk, Floats] = field(default_factory=dict)

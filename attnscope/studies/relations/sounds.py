@@ -1,18 +1,21 @@
-"""Find the heads that listen to a word as it is written, on recordings with known word times.
+"""Find the heads that attend to the sound of a word while the decoder writes it, on recordings with known word times.
+
+The corpus is JSON lines:
 
     {"audio": "speech.wav", "words": [{"word": "the", "start": 0.0, "end": 0.21}, {"word": "cat", "start": 0.21, …
 
-Each line is one recording. Sound files are looked for beside the file that names them. Times are in seconds, and words
-stand in the order in which they start. An optional "document" names what recordings have in common, such as a speaker.
-Recordings with the same sound have the same source anyway, and with the same words too they count once.
+Each line is one recording. The path of its sound file is relative to the folder of the JSON file. Times are in seconds,
+and words stand in the order in which they start. An optional "document" names what recordings have in common, such as a
+speaker. Recordings with the same sound share a source without it. If their words are the same too, they count once.
 
-A token is written in the row of the token before it, and a word's row is the mean of the rows of its tokens. A head
-hits the word if the largest weight of that row, among frames with sound, is on a frame of the word. So there is one
-relation, "word→sound". Its simple rules are the diagonal: the frame as far along the recording as the word is along the
-transcript.
+The decoder predicts a token at the query before it. So the row of a token is the attention of that query to the frames
+of sound, and the row of a word is the mean over its tokens. A head hits the word if the largest weight of the word's
+row, among frames with sound, is on a frame of the word. The one relation is "word→sound". Its simple rules, which heads
+must beat, are diagonals: the frame that is as far along the recording as the word is along the transcript.
 
-If some heads follow the words, the words are timed by them, by dynamic time warping. Heads that one half of the
-recordings ranks time the words of the other half. So no recording is timed by heads that it helped to choose.
+If some heads follow the words, their attention gives the words' times, by dynamic time warping. The recordings are
+split into two halves. The heads that rank best on one half time the words of the other half, so no recording is timed
+by heads that it helped to choose.
 """
 
 import hashlib
@@ -66,18 +69,21 @@ from attnscope.studies.relations.links import (
     facts_of,
     shape_of,
 )
-from attnscope.studies.relations.study import conclude
+from attnscope.studies.relations.study import build_result
 from attnscope.studies.run import run_blocks
 
-NAME = "word→sound"
-CUT = "words that the recording or the transcript does not reach"
+RELATION = "word→sound"
+"""The one relation of this study, as results name it."""
 
-MAX_KEPT = 2**30
-"""The most bytes of attention that are kept for timing words; recordings beyond that are not timed."""
+NOT_REACHED = "words that the recording or the transcript does not reach"
+"""The reason for which such words are left out, as results state it."""
+
+MAX_WEIGHT_BYTES = 2**30
+"""The most bytes of attention weights that are kept for timing words; recordings beyond that are not timed."""
 
 
 class TimedWord(NamedTuple):
-    """Hold a word, with single blanks in it, if any, and when it begins and ends in the recording, in seconds."""
+    """Hold a word, and when it begins and ends in the recording. White space within the word is one blank."""
 
     text: str
     start_s: float
@@ -87,43 +93,43 @@ class TimedWord(NamedTuple):
 def sound_relations(
     model: Model, files: Sequence[str], report: ReportProgress | None = None
 ) -> Relations:
-    """Measure which heads of a speech model's cross-attention listen to each word as it is written.
+    """Measure which heads of a speech model's cross-attention attend to the sound of each word while it is written.
 
         result = sound_relations(attnscope.load("./whisper-tiny"), ["timed.jsonl"])
         result.alignment_heads    # as in Whisper's generation_config.json
 
-    After an interruption (KeyboardInterrupt), the result covers the recordings up to there, and says so.
+    After an interruption (KeyboardInterrupt), the result covers the recordings measured so far, and says so.
 
     Raises:
         AttnscopeError: There is no recording with word times.
     """
-    corpus = _lines(files)
+    corpus = _corpus_of_lines(files)
     run = run_blocks(
         SoundMeasurer,
         (model,),
         _recordings(model, corpus),
         MeasuredPart(),
         report=report,
-        share=lambda _: share_read(corpus),
+        get_share=lambda _: share_read(corpus),
     )
-    result = conclude(model, "cross", run, corpus, {"unit": None, "of": RECORDINGS}, THRESHOLDS)
+    result = build_result(model, "cross", run, corpus, {"unit": None, "of": RECORDINGS}, THRESHOLDS)
     if run.complete and not result.tables:
         raise AttnscopeError(
             f"there is no recording with word times{name_problems(corpus.problems)}",
             "give JSON lines with audio and words",
         )
-    heard = run.done.heard
-    if not (run.complete and heard and result.alignment_heads):
+    word_timings = run.done.word_timings
+    if not (run.complete and word_timings and result.alignment_heads):
         return result
 
-    # How well the heads that follow the words time them.
+    # Measure how well the heads that follow the words time them. Their number is known, but each half ranks its own.
     try:
         n_heads = len(result.alignment_heads)
         times = _time_words(run.done, shape_of(model, "cross"), n_heads, report)
     except KeyboardInterrupt:
         return replace(result, corpus={**result.corpus, "complete": False})
-    n_words = sum(len(timing.rows) for timing in heard)
-    counts = {"n_recordings": len(heard), "n_words": n_words}
+    n_words = sum(len(timing.rows) for timing in word_timings)
+    counts = {"n_recordings": len(word_timings), "n_words": n_words}
     tables = {**result.tables, "word_times": times}
     return replace(result, tables=tables, options={**THRESHOLDS, "word_times": counts})
 
@@ -131,37 +137,38 @@ def sound_relations(
 # Reading recordings
 
 
-def is_spoken(files: Sequence[str]) -> bool:
+def has_word_times(files: Sequence[str]) -> bool:
     """Return whether the first line of the first file names a recording and its words."""
     if not files or suffix_of(files[0]) != ".jsonl":
         return False
-    text = next(iter(_lines(files[:1])))
+    text = next(iter(_corpus_of_lines(files[:1])))
+    # `text.text` is the line. It is None only for texts given as token ids, which files never hold.
     entry = json_object(text.text or "")
     return isinstance(entry, dict) and "audio" in entry and "words" in entry
 
 
-def _lines(files: Sequence[str]) -> Corpus:
-    """Return the lines of files as texts."""
+def _corpus_of_lines(files: Sequence[str]) -> Corpus:
+    """Return a corpus in which each line of the files is a text, as it stands: the JSON is not parsed yet."""
     return Corpus(files, split="line", format="txt", max_characters=None)
 
 
 def _read_line(text: CorpusText) -> tuple[Recording, tuple[TimedWord, ...], str | None]:
-    """Return the recording of a line, its words, and the document that it shares with others; None = it has none.
+    """Return the recording of a line, its words, and its "document"; None = the line names no document.
 
     Raises:
         AttnscopeError: The line is malformed, or its sound cannot be read.
     """
-    # If the line is no JSON object, `entry` is a message, which has no "words".
+    # If the line is no JSON object, `json_object` returns a message, a str. Then `entry["words"]` raises TypeError.
     entry: Any = json_object(text.text or "")
     words = []
     try:
         for word in entry["words"]:
-            spelled = " ".join(str(word["word"]).split())
-            words.append(TimedWord(spelled, float(word["start"]), float(word["end"])))
+            word_text = " ".join(str(word["word"]).split())
+            words.append(TimedWord(word_text, float(word["start"]), float(word["end"])))
         audio = str(Path(text.source).parent / entry["audio"])
     except (ValueError, KeyError, TypeError):
         raise AttnscopeError('not {"audio": …, "words": [{"word", "start", "end"}, …]}') from None
-    # A word is not blank, and ends after it begins. Words come in the order of their starts; they may overlap.
+    # A word is not blank, and does not end before it begins. Words come in the order of their starts; they may overlap.
     are_timed = all(word.text and 0 <= word.start_s <= word.end_s < math.inf for word in words)
     starts_s = [word.start_s for word in words]
     if not words or not are_timed or starts_s != sorted(starts_s):
@@ -171,31 +178,34 @@ def _read_line(text: CorpusText) -> tuple[Recording, tuple[TimedWord, ...], str 
 
 
 class Timing(NamedTuple):
-    """Hold what is needed to time the words of a recording, but for the first: it always begins with the recording.
+    """Hold what is needed to time the words of a recording, except its first word.
+
+    The path of dynamic time warping always starts at the first frame, so it says nothing of when the first word begins.
 
     Attributes:
-        halves: The halves that the recording is in: by sources, and recording by recording.
-        rows: For each word the row of `levels` in which its first token is written, (word,).
+        halves: The half that the recording is in, 0 or 1: if whole sources are split into halves, and if recordings
+            are, whatever their source.
+        rows: For each word the row of `standardised_weights` in which its first token is written, (word,).
         starts_s: When each word begins, in seconds, (word,).
         frame_s: How long a frame lasts, in seconds.
-        levels: The weights of each head on frames, standardised by `standardise`, (layer · head, row, frame); None =
-            the model has not run yet.
+        standardised_weights: The weights of all heads, layer by layer, after `core.alignment.standardise`, (layer ·
+            head, row, frame); None = the model has not run yet.
     """
 
     halves: tuple[int, int]
     rows: list[int]
     starts_s: Floats
     frame_s: float
-    levels: Any = None
+    standardised_weights: Any = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinkedRecording(LinkedChunk):
-    """Hold a recording, whose words are links from the rows in which they are written to frames.
+    """Hold a recording as a chunk with links. Each word is a link from the queries that write it to its frames.
 
     Attributes:
-        reading: What the model hears and writes.
-        rows: The queries in which the transcript is written, (row,). Rows of links are counted from the first of them.
+        reading: The model's inputs: the sound for the encoder, and the transcript for the decoder.
+        rows: The positions of the queries that write the transcript, (row,). Links count rows from the first of them.
         timing: What is needed to time the words.
     """
 
@@ -205,9 +215,9 @@ class LinkedRecording(LinkedChunk):
 
 
 def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
-    """Yield each recording as a block; lines that hold none are listed in the problems of the corpus."""
-    lots = HalfSplitter()
-    seen: set[tuple[str, tuple[TimedWord, ...]]] = set()
+    """Yield each recording as a block. Lines without a readable recording are added to `corpus.problems`."""
+    half_splitter = HalfSplitter()
+    seen_recordings: set[tuple[str, tuple[TimedWord, ...]]] = set()
     for text in corpus:
         try:
             recording, words, document = _read_line(text)
@@ -216,18 +226,19 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             continue
         # A recording with the same sound and words counts once.
         digest = hashlib.blake2b(recording.samples.tobytes(), digest_size=16).hexdigest()
-        if (digest, words) in seen:
-            yield LinkBlock((), Counter(), n_copies=1)
+        if (digest, words) in seen_recordings:
+            yield LinkBlock(texts=(), unmeasured=Counter(), n_copies=1)
             continue
-        seen.add((digest, words))
+        seen_recordings.add((digest, words))
 
-        # The model hears the recording, and writes its words.
+        # Prepare the model's inputs: the recording for the encoder, and its words for the decoder.
         reading = read(model, Speech(recording, " ".join(word.text for word in words)))
         if reading.target is None or reading.sound is None:
             raise AttnscopeError(
                 f"{model.info.name} has no decoder, so there is no cross-attention to measure"
             )
-        # Queries: the rows in which the transcript is written, each one before its token. Keys: the frames with sound.
+        # The queries are the positions that write the transcript, each one before its token. The keys are the frames
+        # with sound, without the silence that pads the recording.
         transcript = np.flatnonzero(~reading.target.special)
         first_row = max(int(transcript[0]) - 1, 0)
         rows = np.arange(first_row, int(transcript[-1]) + 1)
@@ -239,28 +250,31 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             yield LinkBlock((), unmeasured)
             continue
         rule_hits = _count_rule_hits(links, len(words), n_frames)
-        halves, is_first = lots.deal(document or digest)
-        cell = TextHits(NAME, halves, is_first, len(links), rule_hits)
-        # The path of dynamic time warping begins with the recording, so the first word is not timed.
-        later = [link for link in links if link.link.source[0] > 0]
-        starts_s = np.array([words[link.link.source[0]].start_s for link in later])
-        timing = Timing(halves, [link.tokens[0] for link in later], starts_s, frame_s)
-        piece = LinkedRecording(
+        # Recordings without a document have a source of their own, the hash of their sound.
+        halves, is_first = half_splitter.deal(document or digest)
+        text_hits = TextHits(RELATION, halves, is_first, len(links), rule_hits)
+        # The first word is not timed, see `Timing`. `source` holds the index of the link's word.
+        timed_links = [link for link in links if link.link.source[0] > 0]
+        starts_s = np.array([words[link.link.source[0]].start_s for link in timed_links])
+        timing = Timing(halves, [link.tokens[0] for link in timed_links], starts_s, frame_s)
+        linked_recording = LinkedRecording(
             chunk=Chunk(0, 0, 1, reading.target),
             unit_of_token=np.arange(n_frames),
             links=tuple(links),
-            cells=(cell,),
+            cells=(text_hits,),
             reading=reading,
             rows=rows,
             timing=timing,
         )
-        linked = LinkText(0, text.source, text.line, n_texts=1, n_tokens=len(links), pieces=(piece,))
-        yield LinkBlock((linked,), unmeasured)
+        link_text = LinkText(
+            0, text.source, text.line, n_texts=1, n_tokens=len(links), pieces=(linked_recording,)
+        )
+        yield LinkBlock((link_text,), unmeasured)
 
 
 def _frames_of(word: TimedWord, frame_s: float) -> range:
-    """Return the frames in which a word is spoken, at least one; `frame_s` is how long a frame lasts."""
-    # Times at the border of two frames may be off by rounding.
+    """Return the frames in which a word is spoken, at least one; `frame_s` is how many seconds a frame lasts."""
+    # 1e-6 of a frame allows for rounding of times that lie at the border of two frames.
     first = int(word.start_s / frame_s + 1e-6)
     stop = math.ceil(word.end_s / frame_s - 1e-6)
     return range(first, max(first + 1, stop))
@@ -276,15 +290,16 @@ def _place_words(
     """Link each word, from the rows in which it is written to the frames in which it is spoken.
 
     Args:
-        words: The words; the transcript has them with blanks between.
+        words: The words. The transcript is these words, joined by blanks.
         target: The tokens of the transcript.
-        first_row: The first row in which the transcript is written: rows of links are counted from it.
+        first_row: The position of the first query that writes the transcript. It is row 0 of the links.
         n_frames: How many frames have sound.
         frame_s: How long a frame lasts, in seconds.
 
     Returns:
-        The links, and how many words have none, by relation and reason.
+        The links; and how many words could not be linked, by relation and reason.
     """
+    # Where each word stands in the transcript, (start, stop) in characters.
     spans = []
     start = 0
     for word in words:
@@ -295,26 +310,27 @@ def _place_words(
     links = []
     unmeasured: Reasons = Counter()
     for number, (tokens, word) in enumerate(zip(units.tokens_of_word, words, strict=True)):
-        spoken = _frames_of(word, frame_s)
-        # By rounding, the last word may end in the frame after the sound.
-        if not tokens or spoken.start >= n_frames or spoken.stop > n_frames + 1:
-            unmeasured[NAME, CUT] += 1
+        spoken_frames = _frames_of(word, frame_s)
+        # The end of the last word may be rounded up to the frame after the sound.
+        if not tokens or spoken_frames.start >= n_frames or spoken_frames.stop > n_frames + 1:
+            unmeasured[RELATION, NOT_REACHED] += 1
         elif tokens[0] < 1 or number not in units.unit_of_word:
-            unmeasured[NAME, UNALIGNED] += 1
+            unmeasured[RELATION, UNALIGNED] += 1
         else:
-            # A token is written in the row before it.
+            # The query that writes a token stands one position before it.
             rows = tuple(token - 1 - first_row for token in tokens)
-            frames = tuple(spoken[: n_frames - spoken.start])
-            links.append(PlacedLink(Link(NAME, (number,), frames), rows, frames))
+            frames = tuple(spoken_frames[: n_frames - spoken_frames.start])
+            links.append(PlacedLink(Link(RELATION, (number,), frames), rows, frames))
     return links, unmeasured
 
 
 def _count_rule_hits(links: Sequence[PlacedLink], n_words: int, n_frames: int) -> NDArray[np.int64]:
-    """Return how many words each simple rule hits, (rule,); only the diagonals look at frames, all others hit none."""
+    """Return how many words each simple rule hits, (rule,). Only the rules "diagonal" apply to frames: others hit 0."""
     hits = np.zeros(len(RULES), np.int64)
     for link in links:
         (word,) = link.link.source
         for rule, step in enumerate(DIAGONAL_STEPS, FIRST_DIAGONAL):
+            # The frame as far along the recording as the middle of the word `step` words later is along the text.
             frame = int((word + step + 0.5) / n_words * n_frames)
             hits[rule] += frame in link.targets
     return hits
@@ -324,39 +340,46 @@ def _count_rule_hits(links: Sequence[PlacedLink], n_words: int, n_frames: int) -
 
 
 class SoundMeasurer(LinkMeasurer):
-    """Measure what heads listen to, recording by recording."""
+    """Measure which frames heads attend to, recording by recording: a batch is one `LinkedRecording`."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model, "cross")
         self._n_bytes = 0
 
     def measure(self, batch: Sequence[Any]) -> Any:
-        """Return what `LinkMeasurer.measure` does, and the levels of `Timing`, (layer · head, row, frame)."""
-        # Keep the rows in which words are written, on frames with sound: layer -> (1, head, row, frame).
-        (piece,) = batch
-        rows = torch.from_numpy(piece.rows)
-        frames = slice(len(piece.unit_of_token))
+        """Return hits and broken recordings as `LinkMeasurer.measure` does, and the weights that time the words.
+
+        These are `Timing.standardised_weights`, (layer · head, row, frame).
+        """
+        # Record the weights of the queries that write words, on frames with sound: layer -> (1, head, row, frame).
+        (linked_recording,) = batch
+        rows = torch.from_numpy(linked_recording.rows)
+        frames = slice(len(linked_recording.unit_of_token))
         probe = HeadRecorder(
             lambda call: rows_of(call, rows, keys=frames).float().cpu(), kinds=["cross"]
         )
-        run_probe(self._model, piece.reading, probe)
-        by_layer = probe.maps["cross"]
-        facts = facts_of(batch, "cross")
-        sums = {layer: links_of_weights(weights, facts) for layer, weights in by_layer.items()}
-        hits, broken = self.hits_of_pieces(batch, sums)
-        of_heads = torch.cat([by_layer[layer] for layer in sorted(by_layer)], 1)[0]
-        levels = standardise(of_heads.numpy())
-        return hits, broken, levels.astype(np.float32)
+        run_probe(self._model, linked_recording.reading, probe)
+        weights_by_layer = probe.maps["cross"]
+        link_facts = facts_of(batch, "cross")
+        # (cell, head, 2) per layer: hits and mass in each cell; here there is one cell, of the one relation.
+        sums_by_layer = {
+            layer: links_of_weights(weights, link_facts) for layer, weights in weights_by_layer.items()
+        }
+        hits, broken = self.hits_of_pieces(batch, sums_by_layer)
+        # (layer · head, row, frame)
+        head_weights = torch.cat([weights_by_layer[layer] for layer in sorted(weights_by_layer)], 1)[0]
+        standardised_weights = standardise(head_weights.numpy())
+        return hits, broken, standardised_weights.astype(np.float32)
 
     def add(self, part: MeasuredPart, batch: Sequence[Any], result: Any) -> None:
-        """Keep the hits of a recording, and its levels while they take no more than MAX_KEPT bytes."""
-        hits, broken, levels = result
+        """Keep the hits of a recording. Keep its weights too, as long as all take at most MAX_WEIGHT_BYTES."""
+        hits, broken, standardised_weights = result
         super().add(part, batch, (hits, broken))
-        # A recording without levels is not timed, but still counts for the relation.
+        # A recording whose weights are not kept is not timed, but still counts for the relation.
         timing = batch[0].timing
-        self._n_bytes += levels.nbytes
-        if timing.rows and not broken and self._n_bytes <= MAX_KEPT:
-            part.heard += (timing._replace(levels=levels),)
+        self._n_bytes += standardised_weights.nbytes
+        if timing.rows and not broken and self._n_bytes <= MAX_WEIGHT_BYTES:
+            part.word_timings += (timing._replace(standardised_weights=standardised_weights),)
 
 
 # Timing words
@@ -367,7 +390,7 @@ def _time_words(
 ) -> Table:
     """Time the words of each recording by the best heads, and by all heads of the upper half of the layers.
 
-    The best heads of a recording are those that are best on the half that it is not in.
+    A recording is timed by the heads that are best on the half of the recordings that it is not in.
 
     Args:
         part: The sums over all recordings, and the recordings that are timed.
@@ -376,46 +399,49 @@ def _time_words(
         report: Called after each recording.
 
     Returns:
-        The errors: a row for the best head, one for the `n_heads` best, and one for the upper half.
+        The table of timing errors: a row for the best head, one for the `n_heads` best heads, and one for all heads of
+        the upper half. The first two are one row if `n_heads` is 1.
     """
-    # For the recordings of either half, rank all heads on the other half: the most accurate first, but after all
-    # others those with little weight on the words.
-    chosen_on, scored_on, dealt = part.halve(NAME)
-    ranked = []
+    # For the recordings of each half, rank all heads on the other half: the most accurate first. Heads with little
+    # attention on the words come last, whatever their accuracy.
+    chosen_on, scored_on, dealt_units = part.halve(RELATION)
+    heads_by_half = []
     for other_half in (CorpusHalf([scored_on]), CorpusHalf([chosen_on])):
-        # There is one relation: (head,).
+        # There is one relation, so (1, head) becomes (head,).
         (accuracy,) = other_half.hits.ratio()
         (mass,) = other_half.mass.ratio()
-        ranked.append(np.lexsort((-accuracy, mass < MIN_MASS)))
-    # Which of a recording's two halves counts: that by sources, or the other one.
-    deal = ("sources", "texts").index(dealt)
+        heads_by_half.append(np.lexsort((-accuracy, mass < MIN_MASS)))
+    # Which entry of `Timing.halves` counts: 0 if whole sources were split into halves, 1 if recordings were.
+    split_index = ("sources", "texts").index(dealt_units)
     n_layers, n_per_layer = shape
-    upper = np.arange(n_layers // 2 * n_per_layer, n_layers * n_per_layer)
+    upper_heads = np.arange(n_layers // 2 * n_per_layer, n_layers * n_per_layer)
 
-    # The mean error on each recording by each list of heads: (recording, list).
-    sizes = sorted({1, n_heads})
-    errors_s = np.zeros((len(part.heard), len(sizes) + 1))
+    # The mean error of each recording with each list of heads, in seconds: (recording, list).
+    list_sizes = sorted({1, n_heads})
+    errors_s = np.zeros((len(part.word_timings), len(list_sizes) + 1))
     n_words = 0
-    for number, timing in enumerate(part.heard):
-        best = ranked[timing.halves[deal]]
-        lists = [best[:size] for size in sizes]
-        lists.append(upper)
-        # A path goes through the mean levels of the heads of a list: (list, row, frame) -> (list, word).
-        levels = np.stack([timing.levels[heads].mean(0, dtype=np.float64) for heads in lists])
-        frames = cheapest_paths(-levels)[:, timing.rows]
+    for number, timing in enumerate(part.word_timings):
+        best_heads = heads_by_half[timing.halves[split_index]]
+        head_lists = [best_heads[:size] for size in list_sizes]
+        head_lists.append(upper_heads)
+        # Average the weights over the heads of each list: (list, row, frame).
+        all_weights = timing.standardised_weights
+        mean_weights = np.stack([all_weights[heads].mean(0, dtype=np.float64) for heads in head_lists])
+        # The path through the largest mean weights gives the frame at which each word begins: (list, word).
+        frames = cheapest_paths(-mean_weights)[:, timing.rows]
         errors_s[number] = np.abs(frames * timing.frame_s - timing.starts_s).mean(1)
         n_words += len(timing.rows)
         if report is not None:
             n_timed = number + 1
-            report(Progress(n_timed, n_words, n_timed / len(part.heard), "word times"))
+            report(Progress(n_timed, n_words, n_timed / len(part.word_timings), "word times"))
 
-    # Medians over recordings, and the difference from the upper half, which is the last list.
+    # Take medians over recordings: of the errors, and of their differences from those of the upper half, the last list.
     median, median_low, median_high = _median_interval(errors_s)
     change, change_low, change_high = _median_interval(errors_s - errors_s[:, [-1]])
     return Table.of_arrays(
         Relations.TABLES["word_times"],
-        by=[BY_BEST_HEADS] * len(sizes) + [BY_UPPER_HALF],
-        n_heads=[*sizes, len(upper)],
+        by=[BY_BEST_HEADS] * len(list_sizes) + [BY_UPPER_HALF],
+        n_heads=[*list_sizes, len(upper_heads)],
         median=median,
         median_low=median_low,
         median_high=median_high,
@@ -427,12 +453,14 @@ def _time_words(
 
 
 def _median_interval(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return medians over the first axis with the ends of their 95% intervals; NaN for ends of fewer than 6 values.
+    """Return the medians over recordings, and the low and high ends of their 95% intervals, (list,) each.
+
+    `values` is (recording, list). With fewer than 6 recordings the ends are NaN.
 
     The ends are order statistics, which assume no distribution. Errors of times are skewed, and on some recordings all
-    words are off: Student's interval of the mean held the truth in 41% to 93% of samples of 10 (simulated, for 6
-    distributions).
+    words are off. In simulated samples of 10, Student's interval of the mean covered the true mean in 41% to 93% of
+    samples, for 6 distributions.
     """
-    ends = [quantile_test(column, p=0.5).confidence_interval() for column in values.T]
-    low, high = np.transpose(ends)
+    intervals = [quantile_test(column, p=0.5).confidence_interval() for column in values.T]
+    low, high = np.transpose(intervals)
     return np.median(values, axis=0), low, high

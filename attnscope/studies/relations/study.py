@@ -1,7 +1,8 @@
 """Find the heads that express each relation of annotated texts: `attnscope relations` and `attnscope.relations`.
 
-A relation is a kind of link between words, such as from a subject to its verb. `links` measures how much attention
-follows the links, and `evidence` judges the heads. Relations between words and sound are in `sounds`.
+A relation is a kind of link between words, such as from a subject to its verb. The module `links` measures how much
+attention follows the links, and `evidence` decides which heads express a relation. Relations between words and sound
+are in `sounds`.
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +27,7 @@ from attnscope.studies.run import CorpusRun, run_blocks
 from attnscope.studies.workers import Workers
 
 BLOCK = 512
-"""The most texts of a block; of long texts it has fewer, see `attnscope.corpus.runs`."""
+"""The most texts of a block. Blocks of long texts are cut earlier, by `attnscope.corpus.runs`."""
 
 
 @with_default_torch
@@ -48,98 +49,106 @@ def relations(
     `core.relations`). For each relation, the texts are split at random into two halves. The head that is most accurate
     on one half is scored on the other half, against the simple rule that is best there.
 
-    Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model
-    only has dense weights. After an interruption (KeyboardInterrupt), the record covers the texts up to the last whole
-    block, and says that it is incomplete.
+    Memory does not grow with the corpus. It grows with the square of a text's length only if the model's attention can
+    be read in no other form than dense weights. After an interruption (KeyboardInterrupt), the result covers the texts
+    up to the last whole block, and says that it is incomplete.
 
-    With `workers`, the model runs in them block by block, and the result is that of one process with as many threads as
-    a worker has. A block over which three workers die is listed in `corpus["problems"]`, and left out of the result.
+    With `workers`, the model runs in other processes, block by block. The result equals that of one process with as
+    many threads as a worker has. If three workers die over a block, the block is left out of the result and listed in
+    `corpus["problems"]`.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         texts: Annotated texts: an AnnotatedCorpus, a list, or the name of a file.
         options: Which relations are measured, and how long texts are cut; None = the defaults.
         report: Called after each batch; with workers after each block.
-        workers: Processes that load the model by its name and run it; None = it runs in this process.
+        workers: Processes that load the model by its name and run it; None = the model runs in this process.
 
     Raises:
-        AttnscopeError: There is no link that can be measured, the model does not suit, or no worker can begin.
+        AttnscopeError: No link can be measured, the model does not suit the texts, or no worker can start.
     """
     options = options or RelationsOptions()
     corpus: Any = AnnotatedCorpus(texts) if isinstance(texts, str) else texts
-    # Equal texts that follow each other become one text with all their links.
+    # Equal texts that follow each other become one text with all their links. Texts are read one by one, as needed.
     merged_texts = merge_equal(corpus)
-    first = next(merged_texts, None)
-    if first is None:
+    first_text = next(merged_texts, None)
+    if first_text is None:
         raise AttnscopeError("there is no text", "give texts whose annotation has links")
-    kind = _kind_for(first, model, options)
+    kind = _choose_kind(first_text, model, options)
 
     # Links are aligned with tokens in this process; the model runs here or in workers.
     linker = Linker(model, options, kind)
-    blocks = runs(chain([first], merged_texts), BLOCK, lambda text: len(text.text))
-    link_run = run_blocks(
+    blocks = runs(chain([first_text], merged_texts), BLOCK, lambda text: len(text.text))
+    corpus_run = run_blocks(
         partial(LinkMeasurer, kind=kind),
         (model,),
         map(linker.block, blocks),
         MeasuredPart(),
         workers=(workers,) if workers else None,
         report=report,
-        share=lambda _: share_read(corpus),
+        get_share=lambda _: share_read(corpus),
     )
-    done = link_run.done
+    sums = corpus_run.done
     recorded_options = {
         "only": options.only,
         "chunk": options.chunk,
         "stride": options.stride,
         **THRESHOLDS,
     }
-    facts = {"unit": getattr(corpus, "unit", None)}
-    result = conclude(model, kind, link_run, corpus, facts, recorded_options, _notes(done))
-    if link_run.complete and not link_run.lost and not result.tables:
-        raise _nothing_measured(done, options)
+    # What a text is, such as "sentence". A list of texts has no such attribute.
+    corpus_facts = {"unit": getattr(corpus, "unit", None)}
+    result = build_result(
+        model, kind, corpus_run, corpus, corpus_facts, recorded_options, _make_notes(sums)
+    )
+    # An interrupted run, or one that lost blocks, may lack tables only because the links come later.
+    if corpus_run.complete and not corpus_run.lost and not result.tables:
+        raise _make_no_link_error(sums, options)
     return result
 
 
-def conclude(
+def build_result(
     model: Model,
     kind: str,
-    link_run: CorpusRun[Any],
+    corpus_run: CorpusRun[Any],
     texts: Any,
-    facts: Mapping[str, Any],
+    corpus_facts: Mapping[str, Any],
     options: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Relations:
-    """Judge the heads by the sums over all texts, and return the result.
+    """Judge the heads by the sums over all texts, and return the result. `sounds` ends with it too.
 
     Args:
         model: The model.
         kind: The kind of attention.
-        link_run: The run over the texts, whose sums are a `LinkPart`.
+        corpus_run: The run over the texts. Its sums, `done`, are a `MeasuredPart`.
         texts: The corpus.
-        facts: Further entries for the `corpus` of the result.
+        corpus_facts: Further entries for the `corpus` of the result.
         options: The `options` of the result.
         notes: The first notes of the result, such as on links that were left out.
 
     Raises:
         AttnscopeError: The model computes NaN or infinity on all texts.
     """
-    done = link_run.done
-    done.left_out.require_some_left(done.n_texts, model.info)
-    tables, grids = judge(done, kind, shape_of(model, kind))
+    sums = corpus_run.done
+    # `left_out` holds the texts on which the model computes NaN or infinity. Refuse if no other text is left.
+    sums.left_out.require_some_left(sums.n_texts, model.info)
+    tables, grids = judge(sums, kind, shape_of(model, kind))
     corpus = {
-        **link_run.corpus(texts, model.info),
-        **facts,
-        "n_copies": done.n_copies,
-        "n_not_finite": done.left_out.n,
+        **corpus_run.corpus(texts, model.info),
+        **corpus_facts,
+        "n_copies": sums.n_copies,
+        "n_not_finite": sums.left_out.n,
     }
-    # `split` says how plain text was split into texts. Annotated texts have a `unit` in its place.
+    # `split` says how plain text was split into texts. For annotated texts, `unit` says what a text is.
     del corpus["split"]
-    about = link_run.about(model.info, [*notes, *_note_mixed_halves(tables)])
-    return Relations(about, corpus, dict(options), tables, grids)
+    run_facts = corpus_run.describe_run(model.info, [*notes, *_note_mixed_halves(tables)])
+    return Relations(run_facts, corpus, dict(options), tables, grids)
 
 
-def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> str:
-    """Return the kind of attention to measure links in: "cross" if the texts have targets, else that of the text.
+def _choose_kind(text: AnnotatedText, model: Model, options: RelationsOptions) -> str:
+    """Return the kind of attention in which links are measured.
+
+    It is "cross" if texts have targets. Otherwise it is the model's first kind, self-attention on the text.
 
     Args:
         text: The first text; all others are taken to be like it.
@@ -150,6 +159,7 @@ def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> s
         AttnscopeError: The model or the options do not suit such texts.
     """
     info = model.info
+    # Tokens of a short example text. Offsets are -1 if the tokenizer does not give them.
     example = example_tokens(model.tokenizer)
     if not (example.offsets >= 0).any():
         raise AttnscopeError(
@@ -157,7 +167,7 @@ def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> s
             "relations need a fast tokenizer, with offsets",
         )
     if text.target is None:
-        # This refuses chunks that are longer than the model takes.
+        # Called only to raise: `chunks` refuses chunks that are longer than the model takes.
         chunks(example, limit=info.max_tokens, chunk=options.chunk, stride=options.stride)
         return info.kinds[0]
     if "cross" not in info.kinds or model.text_generator is None:
@@ -173,14 +183,14 @@ def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> s
 # Errors and notes
 
 
-def _nothing_measured(done: MeasuredPart, options: RelationsOptions) -> AttnscopeError:
+def _make_no_link_error(sums: MeasuredPart, options: RelationsOptions) -> AttnscopeError:
     """Return the error that says why no link was measured, and what would help."""
-    # How many links were left out for each reason, over all relations.
-    reasons: Counter[str] = Counter()
-    for (_, reason), n in done.unmeasured.items():
-        reasons[reason] += n
-    if reasons:
-        reason, n = reasons.most_common(1)[0]
+    # Add up the links that were left out for each reason, over all relations.
+    n_by_reason: Counter[str] = Counter()
+    for (_, reason), n in sums.unmeasured.items():
+        n_by_reason[reason] += n
+    if n_by_reason:
+        reason, n = n_by_reason.most_common(1)[0]
         hint = "choose other texts, another --split, or longer chunks"
         if reason == UNALIGNED:
             hint = "give a model whose tokens are no longer than the units (of proteins one that reads single residues)"
@@ -193,26 +203,26 @@ def _nothing_measured(done: MeasuredPart, options: RelationsOptions) -> Attnscop
     return AttnscopeError("there is no link in these texts", "give texts whose annotation has some")
 
 
-def _notes(done: MeasuredPart) -> list[str]:
+def _make_notes(sums: MeasuredPart) -> list[str]:
     """Return notes on copies of texts, links that were left out, and texts that were cut into chunks."""
     notes = []
-    if done.n_copies:
+    if sums.n_copies:
         notes.append(
-            f"{amount(done.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
+            f"{amount(sums.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
             "of each the first counts, and of those right after it the links that it lacks."
         )
-    # For each reason, name the three relations that lost most links by it.
-    by_reason: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for (name, reason), n in done.unmeasured.items():
-        by_reason[reason][name] += n
-    for reason, by_relation in by_reason.items():
-        named = ", ".join(f"{name} {n}" for name, n in by_relation.most_common(3))
-        if len(by_relation) > 3:
-            named += " …"
-        notes.append(f"Left out, {reason}: {by_relation.total():,} links ({named}).")
-    if done.n_chunked:
+    # For each reason, name the three relations that lost the most links, such as "nsubj→parent 12".
+    relations_by_reason: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for (name, reason), n in sums.unmeasured.items():
+        relations_by_reason[reason][name] += n
+    for reason, n_by_relation in relations_by_reason.items():
+        relation_names = ", ".join(f"{name} {n}" for name, n in n_by_relation.most_common(3))
+        if len(n_by_relation) > 3:
+            relation_names += " …"
+        notes.append(f"Left out, {reason}: {n_by_relation.total():,} links ({relation_names}).")
+    if sums.n_chunked:
         notes.append(
-            f"{amount(done.n_chunked, 'text was', 'texts were')} longer than the model takes, and cut into chunks; "
+            f"{amount(sums.n_chunked, 'text was', 'texts were')} longer than the model takes, and cut into chunks; "
             "each chunk counts as a text."
         )
     return notes
@@ -223,15 +233,16 @@ def _note_mixed_halves(tables: dict[str, Table]) -> list[str]:
     if not tables:
         return []
     table = tables["relations"]
-    # Halves are made of whole sources, or text by text ("texts") where there are too few sources.
+    # Texts of one source are in the same half. If sources are too few for that, single texts are split: "texts".
+    # Relations without a verdict need no warning: `no_verdict` says why there is none, and "" = there is one.
     is_mixed = (table["halves"] == "texts") & (table["no_verdict"] == "")
-    mixed = table["relation"][is_mixed].tolist()
-    if not mixed:
+    mixed_relations = table["relation"][is_mixed].tolist()
+    if not mixed_relations:
         return []
-    named = ", ".join(mixed[:3])
-    if len(mixed) > 3:
-        named += " …"
+    relation_names = ", ".join(mixed_relations[:3])
+    if len(mixed_relations) > 3:
+        relation_names += " …"
     return [
-        f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
+        f"Too few sources to keep each in one half (for {amount(len(mixed_relations), 'relation')}: {relation_names}): "
         "texts or chunks of one source are in both halves, and the result holds for these sources alone."
     ]

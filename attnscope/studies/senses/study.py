@@ -381,7 +381,7 @@ def _study(
         read_inputs(),
         SenseSums(),
         report=report,
-        share=lambda block: (block.index + 1) / len(inputs),
+        get_share=lambda block: (block.index + 1) / len(inputs),
     )
     done = study_run.done
     problems += [*done.problems, *study_run.problems(model.info)]
@@ -410,7 +410,7 @@ def _study(
     }
     if done.grids:
         corpus["grids"] = sorted(set(done.grids))
-    run = study_run.about(model.info, list(note_of.values()))
+    run = study_run.describe_run(model.info, list(note_of.values()))
     options = {"roles": {}, "measures": list(sense.catalogue)}
     return Heads(run, corpus, options, {"heads": _table(sense, done)})
 
