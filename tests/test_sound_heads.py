@@ -14,7 +14,7 @@ from attnscope.core.attention.probes import HeadRecorder, sum_over_keys
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
 from attnscope.core.catalogue import SOUND_MEASURES
 from attnscope.errors import AttnscopeError
-from attnscope.studies.senses.study import sound_sums
+from attnscope.studies.senses.study import sum_sound_measures
 from tests.heads_helpers import heads_in
 from tests.senses_helpers import speech
 
@@ -26,7 +26,7 @@ def values_of(weights, n_sound):
     """The measures of one head with weights (token, frame)."""
     heard = np.asarray(weights, float)[:, :n_sound]
     rows = np.stack([heard.sum(1), heard @ np.arange(n_sound)], 1)[None]
-    sums, counts = sound_sums(rows)
+    sums, counts = sum_sound_measures(rows)
     return {
         name: sums[0, row] / counts[0, row] if counts[0, row] else math.nan
         for row, name in enumerate(NAMES)

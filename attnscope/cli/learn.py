@@ -41,14 +41,14 @@ def trace(
     - `attnscope learn trace --query sat -H 0 --quiz`
     - `attnscope learn trace "The cat sat on the mat." -L 3 -H 1 --query cat`
     """
-    from attnscope.studies.trace import study
+    from attnscope.studies.trace import trace_text_or_example
 
     output = files.plan("trace")
     # Without a text (None), the study computes the worked example.
     text = source.read() if source.is_given else None
     if quiz.quiz:
         refuse_beside("--quiz", out=files.out, json=files.json)
-    record = study(model.model, text, source.layer, order, model.loading)
+    record = trace_text_or_example(model.model, text, source.layer, order, model.loading)
     if not quiz.quiz:
         return output.deliver(record)
     # The quiz prints the numbers itself, after the user's answers, and writes no files.

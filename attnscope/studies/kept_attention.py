@@ -1,6 +1,7 @@
-"""Run a model and keep its attention on a batch.
+"""Run a model and keep its attention on a batch. `core.attention.row_samples.read_rows` then reads weights from it.
 
-`core.attention.row_samples.read_text_rows` then reads weights from it.
+The seam is the one function, in `core.attention.seam`, through which attnscope computes the attention of all layers. A
+call of it holds the queries, keys and values of a layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,9 @@ from attnscope.core.attention.seam import AttentionCall
 from attnscope.models.model import Batch, Model
 
 KeptAttention = AttentionCall | Tensor
-"""The attention of a layer on a batch: the call of the seam, the function that computes attention in every model.
+"""The attention of a layer on a batch: the call of the seam. Weights are computed from it when they are needed.
 
-For a model whose attention does not pass the seam, it is the weights, (batch, head, query, key).
+If a model does not call the seam, it is the weights, (batch, head, query, key).
 """
 
 
@@ -27,9 +28,9 @@ def keep_attention(
     """Run a model on a batch without gradients; return the attention of some layers, or of all (None).
 
     Returns:
-        Kind of attention → layer → `KeptAttention`.
+        Kind of attention, such as "encoder" → layer → `KeptAttention`.
     """
-    # Without the seam there are no calls to keep.
+    # The path "eager" means that the model does not call the seam, so record its weights.
     probe = WeightsRecorder(layers) if model.info.path == "eager" else keep_calls(layers)
     with torch.no_grad():
         model.run(batch.to(model.info.device), probe)
@@ -38,4 +39,5 @@ def keep_attention(
 
 def count_heads(attention: KeptAttention) -> int:
     """Return how many query heads a layer has."""
+    # Weights are (batch, head, query, key).
     return attention.shape[1] if isinstance(attention, Tensor) else attention.n_heads

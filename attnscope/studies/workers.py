@@ -2,9 +2,8 @@
 
 A worker is a process that loads the model once, and then runs one block of texts after the other. `Workers` holds how
 many workers share a study, and how each loads the model. An executor starts the workers and hands them blocks. If a
-worker dies over a block, another worker runs the block again. After MAX_RUNS deaths the block is given up.
-
-An executor knows no model and no measure: `studies.run` merges the results of blocks.
+worker dies over a block, another worker runs the block again. After MAX_RUNS deaths the block is given up. An executor
+knows no model and no measure: `studies.run` merges the results of blocks.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ MAX_COUNT = 4096
 """The most workers or threads; a larger number is taken for a typing mistake."""
 
 MAX_RUNS = 3
-"""How often a block is run before it is given up, since its worker dies each time.
-
-It is also how many workers in a row may die while they load.
-"""
+"""How often a block is run before it is given up, since its worker dies; and how many starts in a row may fail."""
 
 LOAD_REQUEST = None
 """Sent to a worker in place of its first block: it loads what all blocks need. No block is None."""
@@ -178,7 +174,7 @@ class Executor(ABC):
     def _open(
         self, function: WorkerFunction
     ) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
-        """Enter a context in which workers can start. Yield how many may run at a time, and a function that starts one."""
+        """Enter a context in which workers can start; yield the most that may run, and a function that starts one."""
 
     def map_blocks(
         self, function: WorkerFunction, blocks: Iterable[Any]

@@ -1,7 +1,7 @@
-"""Measure the heads of models that see or hear, on any number of photos or recordings.
+"""Measure the heads of vision and speech models on any number of photos or recordings.
 
-The measures are those of `core.catalogue`. `senses` reads the files, and `studies.run` goes over them one by one. Heads
-get no roles here.
+`core.catalogue` defines the measures, and `attnscope.senses` reads the files. `studies.run` calls the measurers of this
+file for one photo or recording at a time. Heads get no roles here.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-_BLANK = np.full((256, 256, 3), 128, np.uint8)
-"""A grey picture, (height, width, 3)."""
+_GREY_IMAGE = np.full((256, 256, 3), 128, np.uint8)
+"""A uniform grey picture, (height, width, 3), to try a model on."""
 
 
 @with_default_torch
@@ -55,20 +55,22 @@ def picture_heads(model: Model, images: Any, report: ReportProgress | None = Non
         found["heads"].columns["near_patches"].meaning
         found.save("heads.npz")
 
-    The measures are `core.catalogue.PICTURE_MEASURES`; there are no roles. Every picture is run by itself, and
-    no map is kept. What cannot be read is listed in `corpus["problems"]`, and the others are studied. An interruption
-    (KeyboardInterrupt) ends the study: what was done is returned, and said to be incomplete.
+    The measures are `core.catalogue.PICTURE_MEASURES`; there are no roles. The model runs on one picture at a time, and
+    no attention map is kept. Files that cannot be read are listed in `corpus["problems"]`, and the others are studied.
+    After an interruption (KeyboardInterrupt), the result covers the pictures measured so far, and says that it is
+    incomplete.
 
     Args:
-        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …
-        images: A file or a pattern, a list of these, or of images of Pillow or arrays (height, width, 3) of uint8.
+        model: A loaded vision model in which every layer attends to all patches, such as ViT, DeiT or DINOv2.
+        images: A file, a pattern such as "photos/*.jpg", or a list. Items of a list may also be Pillow images, or
+            arrays (height, width, 3) of uint8.
         report: Called after each picture.
 
     Returns:
         The findings. `corpus["of"]` is "pictures": `n_texts` counts pictures, and `n_tokens` their patches.
 
     Raises:
-        AttnscopeError: The model sees no pictures, or there is not one that can be read.
+        AttnscopeError: The model takes no pictures, or no picture can be read.
     """
     if model.image_reader is None and model.image_text_reader is not None:
         raise AttnscopeError(
@@ -77,9 +79,9 @@ def picture_heads(model: Model, images: Any, report: ReportProgress | None = Non
         )
     model = image_model_of(model)
     inputs = _list_inputs(images, "picture")
-    # Try a blank picture first: an error here is the model's, and would come with every picture.
-    read(model, read_photo(_BLANK))
-    return _study(model, _Pictures, inputs, report)
+    # Try a grey picture first, called only to raise: an error here comes from the model, not from the user's pictures.
+    read(model, read_photo(_GREY_IMAGE))
+    return _measure_inputs(model, _PictureMeasurer, inputs, report)
 
 
 @with_default_torch
@@ -92,23 +94,26 @@ def sound_heads(
     """Measure every head of a speech model's cross-attention on recordings.
 
         found = attnscope.sound_heads(attnscope.load("./whisper-tiny"), "talks/*.wav")
-        found["heads"].grid("monotonicity", "cross")  # (layer, head): 1 = listens further on with each token
+        found["heads"].grid("monotonicity", "cross")  # (layer, head): 1 = each token attends to later sound
 
-    The measures are `core.catalogue.SOUND_MEASURES`; there are no roles. Every recording is run by itself, with
-    its transcript or what the model writes; no map is kept. What cannot be read is listed in `corpus["problems"]`, and
-    the others are studied. An interruption (KeyboardInterrupt) ends the study: what was done is returned.
+    The measures are `core.catalogue.SOUND_MEASURES`; there are no roles. The model runs on one recording at a time,
+    with its transcript, or with the text that the model writes itself. No attention map is kept. Files that cannot be
+    read are listed in `corpus["problems"]`, and the others are studied. After an interruption (KeyboardInterrupt), the
+    result covers the recordings measured so far, and says that it is incomplete.
 
     Args:
-        model: A loaded model that listens as Whisper does.
-        audio: A file or a pattern, a list of these, or of (samples, rate).
-        text: The transcript of one recording, or a list with that of each; None = what the model itself writes.
+        model: A loaded speech model with an encoder and a decoder, such as Whisper.
+        audio: A file, a pattern such as "talks/*.wav", or a list. Items of a list may also be pairs (samples, rate).
+        text: The transcript of the recording, or a list with one transcript per recording; None = the text that the
+            model itself writes.
         report: Called after each recording.
 
     Returns:
-        The findings. `corpus["of"]` is "recordings": `n_texts` counts them, and `n_tokens` the tokens of transcripts.
+        The findings. `corpus["of"]` is "recordings": `n_texts` counts recordings, and `n_tokens` the tokens of their
+        transcripts.
 
     Raises:
-        AttnscopeError: The model hears nothing, or there is not one recording that can be read.
+        AttnscopeError: The model takes no sound, or no recording can be read.
     """
     inputs = _list_inputs(audio, "recording")
     transcripts = [text] if isinstance(text, str) else text
@@ -118,12 +123,16 @@ def sound_heads(
                 f"{amount(len(inputs), 'recording')} and {amount(len(transcripts), 'transcript')}",
                 "give one for each, or leave out the text",
             )
-        inputs = [replace(each, text=own) for each, own in zip(inputs, transcripts, strict=True)]
-    return _study(model, _Recordings, inputs, report)
+        pairs = zip(inputs, transcripts, strict=True)
+        inputs = [replace(recording, text=transcript) for recording, transcript in pairs]
+    return _measure_inputs(model, _RecordingMeasurer, inputs, report)
 
 
 def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
-    """Return what measures need to know of a picture: its patches are queries and keys, other tokens are special."""
+    """Return what measures need to know of a picture: which tokens are its patches, and how they form a grid.
+
+    `grid` is how many rows and columns of patches there are. All other tokens count as special.
+    """
     import torch
 
     from attnscope.core.facts import TextFacts
@@ -140,23 +149,28 @@ def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
     )
 
 
-def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
+def sum_sound_measures(rows: Floats) -> tuple[Floats, Floats]:
     """Return the SOUND_MEASURES of one recording, monotonicity and sound, as sums and counts, (head, measure) each.
 
-    A token that gives no attention to frames with sound counts for `sound` only: it listens at no time.
+    A token without attention on frames with sound has no mean time, so it counts for `sound` only.
 
     Args:
-        rows: Two sums over the frames f with sound, Σ A_qf and Σ A_qf · time of f, (head, token, 2).
+        rows: For each head and token q, two sums over the frames f with sound: its attention Σ A_qf, and Σ A_qf · time
+            of f, (head, token, 2).
     """
     n_heads, n_tokens, _ = rows.shape
-    share = rows[..., 0]
-    # The mean time at which each token listens, (head, token); NaN = at none.
-    times = np.divide(rows[..., 1], share, out=np.full(share.shape, np.nan), where=share > 0)
-    # For each pair of tokens, whether the later one listens later: 1, or -1 if earlier. (head, pair)
-    first, second = np.triu_indices(n_tokens, 1)
-    order = np.sign(times[:, second] - times[:, first])
-    n_pairs = (~np.isnan(order)).sum(1)
-    sums = np.stack([np.nansum(order, 1) / np.maximum(n_pairs, 1), share.sum(1)], 1)
+    sound_share = rows[..., 0]
+    # The mean time of the frames that each token attends to, (head, token); NaN = it attends to no sound.
+    times = np.divide(
+        rows[..., 1], sound_share, out=np.full(sound_share.shape, np.nan), where=sound_share > 0
+    )
+    # For each pair of tokens: 1 if the later token attends to later sound, -1 if to earlier sound. (head, pair)
+    earlier, later = np.triu_indices(n_tokens, 1)
+    directions = np.sign(times[:, later] - times[:, earlier])
+    # Monotonicity is the mean over pairs, so a recording counts once. `sound` is summed over tokens.
+    n_pairs = (~np.isnan(directions)).sum(1)
+    monotonicity = np.nansum(directions, 1) / np.maximum(n_pairs, 1)
+    sums = np.stack([monotonicity, sound_share.sum(1)], 1)
     counts = np.stack([n_pairs > 0, np.full(n_heads, n_tokens)], 1)
     return sums, counts.astype(np.float64)
 
@@ -166,14 +180,14 @@ def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class _Input:
-    """Hold a picture or recording, as one text of the study.
+    """Hold a picture or recording. It takes the place of a text in `studies.run`.
 
     Attributes:
         index: Its number, from 0.
-        source: The name of its file, or "picture 1" or "recording 1" for what is no file.
-        content: The name of its file, or what a Python user gives; after it is read, a `Photo` or a `Recording`.
-        text: The transcript of a recording; None = what the model writes.
-        line: None. `studies.run` asks each text for its line in a file.
+        source: The name of its file. For data in memory, it is "picture 1" or "recording 1", for example.
+        content: The name of its file, or data in memory; after it is read, a `Photo` or a `Recording`.
+        text: The transcript of a recording; None = the text that the model writes.
+        line: None, since `studies.run` asks each text for its line in a file.
     """
 
     index: int
@@ -183,17 +197,18 @@ class _Input:
     line: None = None
 
     def __len__(self) -> int:
+        # For `studies.run`, a batch of one picture or recording has the size 1.
         return 1
 
 
 @dataclass(kw_only=True, eq=False)
-class SenseSums(PartialSums):
+class ModalitySums(PartialSums):
     """Hold the sums over pictures or recordings.
 
     Attributes:
-        measures: Layer -> the measures of its heads, and what they are under uniform attention, (2, head, measure).
-        grids: Rows and columns of patches of each picture.
-        notes: What the reader noted on each input, such as that it was cut.
+        measures: Layer -> the measures of its heads, and their values under uniform attention, (2, head, measure).
+        grids: How many rows and columns of patches each picture has.
+        notes: The notes on each input, such as that a recording was cut.
         problems: The inputs that cannot be studied, as entries for `problems` of a corpus.
     """
 
@@ -203,14 +218,15 @@ class SenseSums(PartialSums):
     problems: tuple[dict[str, Any], ...] = ()
 
 
-class _Measured(NamedTuple):
+class _InputMeasures(NamedTuple):
     """Hold what was measured on one input.
 
     Attributes:
         reading: The input as the model reads it.
         n_tokens: How many queries were measured.
-        by_layer: Layer -> sums and counts. Sums are those of the heads and those under uniform attention, (2, head,
-            measure), or (unit, 2, head, measure) where queries come in units. Counts broadcast to them.
+        by_layer: Layer -> sums and counts, as `RunningSums.add` takes them. Sums are (2, head, measure): those of the
+            heads, and those under uniform attention. For pictures they are (unit, 2, head, measure): a unit is all
+            queries of a picture, or one of several parts of many. Counts broadcast to the shape of the sums.
     """
 
     reading: Reading
@@ -218,18 +234,18 @@ class _Measured(NamedTuple):
     by_layer: Mapping[int, tuple[Floats, Floats]]
 
 
-class _Sense(Measurer[SenseSums]):
-    """Measure one input at a time. Its subclasses are the senses: sight and hearing.
+class _ModalityMeasurer(Measurer[ModalitySums]):
+    """Measure one input at a time: a batch is one `_Input`. There is a subclass for pictures and one for recordings.
 
     Attributes:
         noun: The word for one input, such as "picture".
-        plural: The word for several, which records hold as `corpus["of"]`.
+        plural: The word for several inputs, which results hold as `corpus["of"]`.
         kind: The kind of attention that is measured.
-        catalogue: The measures.
-        read_content: A function that reads a file, or what a Python user gives, as a `Photo` or a `Recording`.
-        data_field: The field of these that holds the pixels or samples.
-        resting: A function of the values of the measures, by name and (head,) each. It returns the share of each head's
-            attention that rests on sinks or, of recordings, on silence, (head,).
+        catalogue: The measures, by name.
+        read_content: A function that reads a file or data in memory as a `Photo` or a `Recording`.
+        data_field: The field of `Photo` or `Recording` that holds the pixels or samples.
+        resting: A function that takes the values of the measures, (head,) each, by name. It returns the share of each
+            head's attention on sinks or, for recordings, on silence, (head,).
     """
 
     noun: str
@@ -244,23 +260,23 @@ class _Sense(Measurer[SenseSums]):
         super().__init__()
         self.model = model
 
-    def start(self, block: TextBlock) -> SenseSums:
-        """Return empty sums."""
-        return SenseSums()
+    def start(self, block: TextBlock) -> ModalitySums:
+        """Return empty sums; `studies.run` calls it for each block."""
+        return ModalitySums()
 
     def batches(self, block: TextBlock) -> Sequence[Any]:
-        """Return the one input of a block."""
+        """Return the block as one batch: it has one input."""
         return [block.texts]
 
-    def add(self, part: SenseSums, batch: Sequence[_Input], result: _Measured) -> None:
-        """Add an input to the sums. One with NaN or infinity is noted as broken, one without tokens as a problem."""
+    def add(self, part: ModalitySums, batch: Sequence[_Input], result: _InputMeasures) -> None:
+        """Add an input to the sums. If it has NaN or infinity, note it as broken; if no tokens, as a problem."""
         (measured_input,) = batch
-        # `find_broken_rows` takes a row per text. This one has row 0, (1, …).
-        rows = {layer: sums[None] for layer, (sums, _) in result.by_layer.items()}
-        broken = find_broken_rows({self.kind: rows})
-        if broken:
-            part.broken[measured_input.index] = broken[0]
-        elif not rows:
+        # `find_broken_rows` takes an array per layer, with a row for each text. This input is row 0, (1, …).
+        rows_by_layer = {layer: sums[None] for layer, (sums, _) in result.by_layer.items()}
+        broken_rows = find_broken_rows({self.kind: rows_by_layer})
+        if broken_rows:
+            part.broken[measured_input.index] = broken_rows[0]
+        elif not rows_by_layer:
             problem = Problem(measured_input.source, None, "there is no token in what is written")
             part.problems += (asdict(problem),)
         else:
@@ -273,7 +289,7 @@ class _Sense(Measurer[SenseSums]):
                 part.grids += (result.reading.picture.grid,)
 
 
-class _Pictures(_Sense):
+class _PictureMeasurer(_ModalityMeasurer):
     """Measure self-attention on photos, each patch as a query."""
 
     noun = "picture"
@@ -284,7 +300,7 @@ class _Pictures(_Sense):
     data_field = "image"
     resting = staticmethod(lambda values: values["resting"])
 
-    def measure(self, batch: Sequence[_Input]) -> _Measured:
+    def measure(self, batch: Sequence[_Input]) -> _InputMeasures:
         """Measure the heads on a photo."""
         from attnscope.core.measures import HeadMeasures
 
@@ -293,22 +309,23 @@ class _Pictures(_Sense):
         grid = reading.picture.grid
         probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
         run_probe(self.model, reading, probe)
-        # "…_active" is a measure over keys that are no sinks: here over patches alone, as special tokens are the sinks.
+        # "…_active" is a measure over keys that are no sinks. In pictures special tokens are the sinks, so these keys
+        # are the patches. Where there is such a version, it is shown under the plain name.
         names = []
         for name, measure in PICTURE_MEASURES.items():
             names.append(f"{name}_active" if measure.has_active else name)
         by_layer = {}
         for layer, measured in probe.sums[self.kind].items():
             columns = [measured.names.index(name) for name in names]
-            # (2, measure, unit, head) → (unit, 2, head, measure)
+            # Pick the columns of these measures: (2, measure, unit, head) → (unit, 2, head, measure).
             sums = np.stack([measured.sum, measured.uniform_sum])[:, columns].transpose(2, 0, 3, 1)
             # (measure, unit, head) → (unit, 1, head, measure)
             counts = measured.count[columns].transpose(1, 2, 0)[:, None]
             by_layer[layer] = sums, counts
-        return _Measured(reading, math.prod(grid), by_layer)
+        return _InputMeasures(reading, math.prod(grid), by_layer)
 
 
-class _Recordings(_Sense):
+class _RecordingMeasurer(_ModalityMeasurer):
     """Measure cross-attention on recordings, with their transcripts or with what the model writes."""
 
     noun = "recording"
@@ -319,8 +336,8 @@ class _Recordings(_Sense):
     data_field = "samples"
     resting = staticmethod(lambda values: 1 - values["sound"])
 
-    def measure(self, batch: Sequence[_Input]) -> _Measured:
-        """Measure the heads on a recording; on one without a written token, no layer is measured."""
+    def measure(self, batch: Sequence[_Input]) -> _InputMeasures:
+        """Measure the heads on a recording. If its transcript has no token, `by_layer` is empty."""
         from attnscope.core.attention.probes import HeadRecorder, sum_over_keys
 
         reading = read(self.model, Speech(batch[0].content, batch[0].text))
@@ -330,56 +347,63 @@ class _Recordings(_Sense):
                 f"{self.model.info.name} has no decoder, so there is no cross-attention to measure",
                 "look at single recordings with: attnscope heatmap --audio",
             )
-        # Measure the tokens that write words, not special ones.
+        # Measure the tokens of words, not special ones.
         is_query = ~reading.target.special
         if not is_query.any():
-            return _Measured(reading, 0, {})
-        # Sum over the frames with sound: attention times 1, and times seconds from the middle of the sound. (frame, 2)
+            return _InputMeasures(reading, 0, {})
+        # Two functions of the frames with sound, (frame, 2): 1, and the seconds from the middle of the sound. The probe
+        # multiplies attention by each, and adds up over frames.
         n_frames = len(sound.envelope)
         times = (np.arange(n_frames) + 0.5 - n_frames / 2) * sound.seconds_per_frame
         factors = np.stack([np.ones(n_frames), times], 1)
         probe = HeadRecorder(lambda call: sum_over_keys(call, factors), kinds=[self.kind])
         run_probe(self.model, reading, probe)
-        # Under uniform attention all tokens listen at one time, and `sound` is the share of frames with sound.
+        # Under uniform attention all tokens have one mean time, so monotonicity is 0. `sound` is the share of frames
+        # with sound; the others pad the recording to the length of the encoder's window.
         uniform = np.array([0.0, n_frames / round(sound.window_seconds / sound.seconds_per_frame)])
         by_layer = {}
         for layer, rows in probe.maps[self.kind].items():
-            sums, counts = sound_sums(rows.numpy()[0][:, is_query])
+            sums, counts = sum_sound_measures(rows.numpy()[0][:, is_query])
             by_layer[layer] = np.stack([sums, counts * uniform]), counts
-        return _Measured(reading, int(is_query.sum()), by_layer)
+        return _InputMeasures(reading, int(is_query.sum()), by_layer)
 
 
-def _study(
-    model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: ReportProgress | None
+def _measure_inputs(
+    model: Model,
+    modality: type[_ModalityMeasurer],
+    inputs: Sequence[_Input],
+    report: ReportProgress | None,
 ) -> Heads:
-    """Measure inputs one after the other, and return the record, which lists those that cannot be studied.
+    """Measure inputs one after the other, and return the result. It lists the inputs that cannot be studied.
 
     Raises:
         AttnscopeError: No input could be studied.
+        KeyboardInterrupt: The user pressed Ctrl-C before one input was measured.
     """
     problems: list[dict[str, Any]] = []
     digest = hashlib.sha256()
 
     def read_inputs() -> Iterator[TextBlock]:
-        for each in inputs:
+        for unread_input in inputs:
+            source = unread_input.source
             try:
-                content = sense.read_content(each.content)
+                content = modality.read_content(unread_input.content)
             except AttnscopeError as error:
-                # The entry names the source already.
-                reason = error.message.replace(f"{each.source} ", "", 1)
-                problems.append(asdict(Problem(each.source, None, reason)))
+                # The entry has the source in a field of its own, so cut it from the message.
+                reason = error.message.replace(f"{source} ", "", 1)
+                problems.append(asdict(Problem(source, None, reason)))
                 continue
-            data = np.asarray(getattr(content, sense.data_field))
-            digest.update(f"{sense.noun} {data.shape}\n".encode() + data.tobytes())
-            text: Any = replace(each, content=content)
-            yield TextBlock(each.index, (text,))
+            data = np.asarray(getattr(content, modality.data_field))
+            digest.update(f"{modality.noun} {data.shape}\n".encode() + data.tobytes())
+            read_input: Any = replace(unread_input, content=content)
+            yield TextBlock(read_input.index, (read_input,))
 
-    # Each input is a block, so it counts as soon as it is done.
+    # Each input is a block of its own: after an interruption, all finished blocks count.
     study_run = run_blocks(
-        sense,
+        modality,
         (model,),
         read_inputs(),
-        SenseSums(),
+        ModalitySums(),
         report=report,
         get_share=lambda block: (block.index + 1) / len(inputs),
     )
@@ -390,18 +414,19 @@ def _study(
             raise KeyboardInterrupt
         problem = f"{problems[0]['source']}: {problems[0]['reason']}"
         raise AttnscopeError(
-            f"no {sense.noun} is left of {len(inputs)}: {problem}", "give files that can be read"
+            f"no {modality.noun} is left of {len(inputs)}: {problem}", "give files that can be read"
         )
-    # Notes on several inputs may differ only in the file at their start or the text that they quote: keep the last.
-    note_of = {}
+    # Notes on several inputs may be the same but for the file name at their start, such as "a.wav ", and the text in
+    # quotes “…” at their end. Of these, keep the last note.
+    note_by_wording = {}
     for note in done.notes:
         without_file = re.sub(r"^\S+\.\w+ ", "", note)
-        note_of[without_file.partition("“")[0]] = note
+        note_by_wording[without_file.partition("“")[0]] = note
     if done.n_texts == 1:
-        study_run.notes.append(f"of one {sense.noun} there are no intervals")
+        study_run.notes.append(f"of one {modality.noun} there are no intervals")
     corpus = {
-        "of": sense.plural,
-        "sources": [each.source for each in inputs],
+        "of": modality.plural,
+        "sources": [item.source for item in inputs],
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "sha256": digest.hexdigest(),
@@ -410,29 +435,30 @@ def _study(
     }
     if done.grids:
         corpus["grids"] = sorted(set(done.grids))
-    run = study_run.describe_run(model.info, list(note_of.values()))
-    options = {"roles": {}, "measures": list(sense.catalogue)}
-    return Heads(run, corpus, options, {"heads": _table(sense, done)})
+    run = study_run.describe_run(model.info, list(note_by_wording.values()))
+    options = {"roles": {}, "measures": list(modality.catalogue)}
+    return Heads(run, corpus, options, {"heads": _build_table(modality, done)})
 
 
-def _table(sense: type[_Sense], done: SenseSums) -> Table:
+def _build_table(modality: type[_ModalityMeasurer], done: ModalitySums) -> Table:
     """Return the table of all heads; a measure that is undefined on all inputs is NaN."""
-    columns = [make_measure_column(name, sense.catalogue) for name in sense.catalogue]
+    columns = [make_measure_column(name, modality.catalogue) for name in modality.catalogue]
     # Intervals are clipped to the range of each measure.
-    lowest = [measure.low for measure in sense.catalogue.values()]
-    highest = [measure.high for measure in sense.catalogue.values()]
+    lowest = [measure.low for measure in modality.catalogue.values()]
+    highest = [measure.high for measure in modality.catalogue.values()]
     tables = []
     for layer, sums in sorted(done.measures.items()):
-        # Index 0 is the heads, and index 1 uniform attention. (head, measure) each.
+        # (2, head, measure): index 0 is the heads, and index 1 uniform attention. The sum of counts, "c", is that of
+        # the heads, and so is the interval.
         values, baseline = sums.ratio()
         counts, _ = sums.total("c")
         low, high = np.clip(np.stack(sums.interval())[:, 0], lowest, highest)
         n_heads = len(values)
         table = heads_table(
-            ([sense.kind] * n_heads, [layer] * n_heads, range(n_heads)),
+            ([modality.kind] * n_heads, [layer] * n_heads, range(n_heads)),
             columns,
             roles=[""] * n_heads,
-            resting=sense.resting(dict(zip(sense.catalogue, values.T, strict=True))),
+            resting=modality.resting(dict(zip(modality.catalogue, values.T, strict=True))),
             value=values,
             low=low,
             high=high,
@@ -444,10 +470,12 @@ def _table(sense: type[_Sense], done: SenseSums) -> Table:
 
 
 def _list_inputs(items: Any, noun: str) -> list[_Input]:
-    """Return the inputs of a study: first those from files and patterns, then images or samples in memory.
+    """Return the inputs of a study: first the files, with patterns expanded, then images or samples in memory.
+
+    `noun` is "picture" or "recording".
 
     Raises:
-        AttnscopeError: There is none.
+        AttnscopeError: There is no input.
     """
     items = items if isinstance(items, list) else [items]
     files = []
