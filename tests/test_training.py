@@ -16,7 +16,7 @@ from attnscope.models import catalog
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.training import study
 from attnscope.studies.training.options import TrainingOptions
-from attnscope.studies.training.study import stages_of, step_of
+from attnscope.studies.training.study import find_checkpoints, find_step
 from examples.decoder import decoder, wrap
 from tests.heads_helpers import heads_in
 from tests.training_helpers import TEXTS, small_training, train
@@ -224,24 +224,24 @@ def test_wrong_usage_is_one_line(given, told, run, tmp_path):
     ],
 )
 def test_a_step_is_read_off_a_name(name, step):
-    assert step_of(name) == step
+    assert find_step(name) == step
 
 
 def test_what_transformers_wrote_beside_it_wins(tmp_path):
     folder = tmp_path / "final"
     folder.mkdir()
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 77}))
-    assert step_of(str(folder)) == 77
+    assert find_step(str(folder)) == 77
     for damaged in ("[", '{"global_step": 1' + 400 * "0" + "}"):
         (folder / "trainer_state.json").write_text(damaged)
-        assert step_of(str(folder)) is None
+        assert find_step(str(folder)) is None
 
 
 def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path):
     for name in ("checkpoint-10", "checkpoint-9", "checkpoint-100", "final", "step9"):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-1.txt").write_text("")
-    stages, skipped = stages_of([f"{tmp_path}/*", f"{tmp_path}/checkpoint-9"])
+    stages, skipped = find_checkpoints([f"{tmp_path}/*", f"{tmp_path}/checkpoint-9"])
     assert [Path(stage.name).name for stage in stages] == [
         "checkpoint-9",
         "checkpoint-10",

@@ -1,4 +1,4 @@
-"""Declare the options of `attnscope training` and `attnscope.training`. Loads nothing heavy."""
+"""Declare the options of `attnscope training` and `attnscope.training`. Loads neither torch nor NumPy."""
 
 from attnscope.errors import UsageError, require_choice
 from attnscope.options import group, option, options, read_names
@@ -6,19 +6,22 @@ from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.options import LoadOptions
 
 MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
-"""The measures that are followed by default."""
+"""The head measures that are followed over the steps by default."""
 
 
-def _measures(listed: str) -> tuple[str, ...]:
-    """Return the measures of a list with commas, such as "induction,entropy_nats"; refuse unknown ones."""
+def _read_measures(comma_list: str) -> tuple[str, ...]:
+    """Return the measures in a list such as "induction,entropy_nats"; refuse unknown measures."""
     from attnscope.core.catalogue import measure_names
 
-    return read_names(listed, measure_names(), "measure")
+    return read_names(comma_list, measure_names(), "measure")
 
 
 @options
 class TrainingHeads(HeadsOptions):
-    """Hold the options for studying the heads of a checkpoint."""
+    """Hold the options for studying the heads of a checkpoint.
+
+    It redefines three options of `attnscope heads`, so that they are no flags of `attnscope training`.
+    """
 
     chunk: int | None = option(
         "Cut long texts into chunks of this many tokens.", default=None, python_only=True
@@ -29,13 +32,13 @@ class TrainingHeads(HeadsOptions):
 
 @options
 class TrainingOptions:
-    """Hold the measures and roles that are followed."""
+    """Hold the options of a study of training: what is followed over the steps, and how models are loaded."""
 
     measures: tuple[str, ...] = option(
         "Measures to follow, such as induction,entropy_nats.  "
         "[default: previous_token, induction, first_token, entropy_nats]",
         default=MEASURES,
-        read=_measures,
+        read=_read_measures,
     )
     loss: str = option(
         "auto (also the loss of each checkpoint on the texts, by what the model's head predicts) or none.",
@@ -52,6 +55,7 @@ class TrainingOptions:
         from attnscope.core.catalogue import measure_names
         from attnscope.studies.heads.roles import complete_thresholds
 
+        # Called only to raise: it refuses unknown roles.
         complete_thresholds(self.heads.thresholds)
         for name in self.measures:
             require_choice("measure", name, measure_names())

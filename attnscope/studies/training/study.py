@@ -1,6 +1,6 @@
-"""Measure all heads at each checkpoint of a training, and follow their measures and roles over its steps.
+"""Measure all heads at each checkpoint of a training run, and follow their measures and roles over its steps.
 
-This is `attnscope training` and `attnscope.training`. A checkpoint is measured by `studies.heads`.
+This is the study of `attnscope training` and `attnscope.training`. It calls `studies.heads` for each checkpoint.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ from attnscope.studies.training.options import TrainingOptions
 
 Name = str | os.PathLike[str]
 Spec = Name | Model
-"""A model, or what it is loaded by."""
+"""A model, or the name that it is loaded by."""
 
 Checkpoints = Name | Sequence[Name] | Mapping[int, Spec]
-"""Names or patterns of checkpoints, or models by step."""
+"""Names or patterns of checkpoints, or models or names by step."""
 
 
 @with_default_torch
@@ -51,67 +51,71 @@ def training(
     """Measure all heads of a model at each checkpoint of its training.
 
         training = attnscope.training("run/checkpoint-*", attnscope.Corpus("texts.txt"))
-        training.of("induction", 1, 0)  # layer 1, head 0: (checkpoint, 3), value and interval
+        training.of("induction", 1, 0)  # layer 1, head 0: (checkpoint, 3), the value and the ends of its interval
         training.since("induction")  # {"L1H0": 300}: an induction head since step 300
         training.draw("figures")
 
     Checkpoints are loaded one at a time, measured by `heads`, and released. A checkpoint is skipped if it cannot be
-    loaded or measured, or if its heads or tokens differ from those of the first one. `run["skipped"]` says why. After
-    an interruption (KeyboardInterrupt), the record has the finished checkpoints, and says that it is incomplete.
+    loaded or measured, or if its heads or its number of tokens differ from those of the first checkpoint.
+    `run["skipped"]` says why. After an interruption (KeyboardInterrupt), the result has the finished checkpoints, and
+    says that it is incomplete.
 
     The step of a folder is the `global_step` of its trainer_state.json, which transformers writes. Otherwise it is a
-    number in the folder's name or in the revision of `org/name@revision`: the one after "step" or "checkpoint", else
-    the last one. If no name has a number, steps count the names in order: 0, 1, 2 …
+    number in the folder's name or in the revision of `org/name@revision`: a number after "step" or "checkpoint", such
+    as 500 in "checkpoint-500", else the last number. If no name has a number, names are numbered in order: 0, 1, 2 …
 
     Args:
-        models: A pattern of folders such as "run/checkpoint-*"; folders, patterns and Hub models `org/name@revision` in
-            any order; or models or names by step.
-        corpus: What to run each on; None = repeated random tokens of the first one's vocabulary, the standard test for
-            induction.
-        options: What is followed.
+        models: A pattern of folders such as "run/checkpoint-*"; a list of folders, patterns and Hub models
+            `org/name@revision` in any order; or a mapping from steps to models or names.
+        corpus: The texts to run each checkpoint on; None = repeated random tokens of the first checkpoint's vocabulary,
+            the standard test for induction.
+        options: The measures and roles that are followed.
         report: Called after each batch.
 
     Raises:
         AttnscopeError: No folder matches, there is no text, or no checkpoint can be measured.
-        KeyboardInterrupt: It was interrupted before any checkpoint was done.
+        KeyboardInterrupt: The user pressed Ctrl-C before any checkpoint was done.
     """
     options = options or TrainingOptions()
-    stages, skipped = stages_of(models)
+    all_planned, skipped = find_checkpoints(models)
     texts = None if corpus is None else texts_of(corpus)
-    checkpoints: list[_Checkpoint] = []
+    results: list[_CheckpointResult] = []
     first_error: Exception | None = None
     complete = True
-    for number, stage in enumerate(stages):
+    for number, planned in enumerate(all_planned):
         try:
-            checkpoint = _measure(stage, texts, options, scale_report(report, number, len(stages)))
+            result = _measure_checkpoint(
+                planned, texts, options, scale_report(report, number, len(all_planned))
+            )
             # Keep the texts, since the first checkpoint may have made them: random tokens of its vocabulary.
-            texts = checkpoint.texts
-            if checkpoints:
-                _require_alike(checkpoint, checkpoints[0])
-            checkpoints.append(checkpoint)
+            texts = result.texts
+            if results:
+                _require_alike(result, results[0])
+            results.append(result)
         except KeyboardInterrupt:
             complete = False
             break
         except Exception as error:
-            # Skip this checkpoint, whatever a library raises on it, and go on with the others.
+            # A library may raise any error on a damaged checkpoint. Skip it, and go on with the others.
             first_error = first_error or error
-            reason = one_line(describe_failure(stage.name, error)["error"])
-            skipped.append(asdict(Problem(stage.name, None, reason)))
-        # Modules of a network refer to each other. Free their memory before the next network is loaded.
+            reason = one_line(describe_failure(planned.name, error)["error"])
+            skipped.append(asdict(Problem(planned.name, None, reason)))
+        # Modules of a network refer to each other in cycles. Free their memory before the next network is loaded.
         gc.collect()
-    if not checkpoints:
+    if not results:
+        # The loop ended early only for an interruption.
         if complete and first_error is not None:
             raise first_error
         raise KeyboardInterrupt
-    return _assemble(checkpoints, options, skipped, complete)
+    return _assemble(results, options, skipped, complete)
 
 
 # Which checkpoints
 
 
 @dataclass(frozen=True)
-class MeasuredCheckpoint:
-    """Hold a checkpoint that is to be measured.
+class PlannedCheckpoint:
+    """Hold a checkpoint that will be measured.
 
     Attributes:
         name: Its name in the result.
@@ -124,14 +128,14 @@ class MeasuredCheckpoint:
     spec: Spec
 
 
-def stages_of(models: Checkpoints) -> tuple[list[MeasuredCheckpoint], list[dict[str, Any]]]:
-    """Return the checkpoints in the order of their steps, and an entry for `run["skipped"]` for each left out.
+def find_checkpoints(models: Checkpoints) -> tuple[list[PlannedCheckpoint], list[dict[str, Any]]]:
+    """Return the checkpoints in the order of their steps, and an entry for `run["skipped"]` for each skipped name.
 
-    If some names have a step, those without one are left out, and so is a second name with the same step.
+    If some names have a step, names without a step are skipped. So is a second name with the same step.
     """
     if not models:
         raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
-    stages: dict[int, MeasuredCheckpoint] = {}
+    all_planned: dict[int, PlannedCheckpoint] = {}
     skipped: list[dict[str, Any]] = []
     if isinstance(models, Mapping):
         for given_step in sorted(models):
@@ -143,28 +147,28 @@ def stages_of(models: Checkpoints) -> tuple[list[MeasuredCheckpoint], list[dict[
             name = f"step {given_step}"
             if isinstance(spec, str | os.PathLike):
                 name = os.fspath(spec) or name
-            stages[given_step] = MeasuredCheckpoint(name, given_step, spec)
-        return list(stages.values()), skipped
-    # Expand patterns to names; a name that comes twice counts once.
+            all_planned[given_step] = PlannedCheckpoint(name, given_step, spec)
+        return list(all_planned.values()), skipped
+    # Expand patterns to names. A set, so that a name that several patterns match counts once.
     patterns = [models] if isinstance(models, str | os.PathLike) else models
-    names = set(chain.from_iterable(_expand(os.fspath(pattern)) for pattern in patterns))
-    steps = {name: step_of(name) for name in sorted(names)}
-    # If no name has a step, count them in order: 0, 1, 2 …
+    names = set(chain.from_iterable(_expand_pattern(os.fspath(pattern)) for pattern in patterns))
+    steps = {name: find_step(name) for name in sorted(names)}
+    # If no name has a step, number the names in order: 0, 1, 2 …
     if set(steps.values()) == {None}:
         steps = {name: number for number, name in enumerate(steps)}
     for name, step in steps.items():
         if step is None:
             reason = "its name has no step; from Python, checkpoints are given by step"
-            skipped.append(asdict(Problem(name, None, reason)))
-        elif step in stages:
-            reason = f"its step {step} is that of {stages[step].name}"
-            skipped.append(asdict(Problem(name, None, reason)))
+        elif step in all_planned:
+            reason = f"its step {step} is that of {all_planned[step].name}"
         else:
-            stages[step] = MeasuredCheckpoint(name, step, name)
-    return [stages[step] for step in sorted(stages)], skipped
+            all_planned[step] = PlannedCheckpoint(name, step, name)
+            continue
+        skipped.append(asdict(Problem(name, None, reason)))
+    return [all_planned[step] for step in sorted(all_planned)], skipped
 
 
-def _expand(name: str) -> list[str]:
+def _expand_pattern(name: str) -> list[str]:
     """Return the folders that a pattern matches; for a name that is no pattern, the name itself."""
     path = os.path.expanduser(name)  # noqa: PTH111  # Path would change how a pattern is written
     if not glob.has_magic(path) or os.path.exists(path):  # noqa: PTH110  # Path raises for names that are too long
@@ -179,17 +183,18 @@ _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", r
 """Matches a number that a name calls a step, such as 500 in checkpoint-500."""
 
 
-def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint: from its trainer_state.json, else from its name; None if neither has one.
+def find_step(name: str) -> int | None:
+    """Return the step of a checkpoint: from its trainer_state.json, else from its name; None if neither has a step.
 
     A number above MAX_STEPS is no step.
     """
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  # Path refuses ~nobody
     with contextlib.suppress(OSError, ValueError, AttributeError):
         step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
+        # `type`, not isinstance: true and false are no steps.
         if type(step) is int and 0 <= step <= MAX_STEPS:
             return step
-    # Without that file, take the last number in the folder's name, or in the revision on the Hub.
+    # Without this file, take the last number in the folder's name, or in the revision on the Hub, after "@".
     _, at_sign, revision = name.partition("@")
     is_folder = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
     label = folder.name
@@ -205,20 +210,20 @@ def step_of(name: str) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Checkpoint:
+class _CheckpointResult:
     """Hold what was measured on a checkpoint.
 
     Attributes:
-        stage: The checkpoint.
+        planned: The name and step of the checkpoint.
         sha256: The hash of its weights.
         loss: The mean loss of its predictions, in nats, with its interval.
         elapsed_s: How many seconds it took to measure.
-        predicted: Which tokens the loss is of: "causal", "masked" or "target"; None = it was not measured.
+        predicted: Which tokens are predicted for the loss: "causal", "masked" or "target"; None = no loss was measured.
         texts: The texts that it was measured on.
         findings: The measures and roles of its heads.
     """
 
-    stage: MeasuredCheckpoint
+    planned: PlannedCheckpoint
     sha256: str
     loss: Estimate
     elapsed_s: float
@@ -227,80 +232,82 @@ class _Checkpoint:
     findings: Heads
 
 
-def _measure(
-    stage: MeasuredCheckpoint,
+def _measure_checkpoint(
+    planned: PlannedCheckpoint,
     texts: Texts | None,
     options: TrainingOptions,
     report: ReportProgress | None,
-) -> _Checkpoint:
-    """Load a checkpoint, and measure it on texts; None = on repeated random tokens of its vocabulary.
+) -> _CheckpointResult:
+    """Load a checkpoint, and measure it on texts. If `texts` is None, these are random tokens of its vocabulary.
 
     Raises:
         AttnscopeError: It could not be measured on all texts.
-        KeyboardInterrupt: The user ended it before all texts were measured.
+        KeyboardInterrupt: The user pressed Ctrl-C before all texts were measured.
     """
-    model = stage.spec
+    model = planned.spec
     if isinstance(model, str | os.PathLike):
         loading = options.loading
+        # The loss needs the model's prediction head, which is not always loaded by default.
         if options.loss != "none":
-            loading = loading.with_head(stage.name)
-        model = loading.load(stage.name)
-    # Measure its heads, but do not describe them.
-    began = time.perf_counter()
+            loading = loading.with_head(planned.name)
+        model = loading.load(planned.name)
+    # Measure its heads. `describe=None` leaves out their descriptions.
+    start_s = time.perf_counter()
     if texts is None:
         texts = make_probe_texts(model)
     findings = heads(model, texts, replace(options.heads, describe=None), report)
     if not findings.corpus["complete"]:
         raise KeyboardInterrupt
     if "failures" in findings.run:
-        failed = findings.run["failures"][0]
-        raise AttnscopeError(failure_line(failed), failed["hint"])
-    # The loss comes from a study of ablation without any cut: it also measures the whole model.
+        failure = findings.run["failures"][0]
+        raise AttnscopeError(failure_line(failure), failure["hint"])
+    # An ablation study without interventions measures the loss of the clean run. Classifiers, which have labels, have
+    # no such loss.
     predicted = None
     loss = Estimate(np.nan, np.nan, np.nan, count=0)
     if options.loss != "none" and model.loss is not None and not model.labels:
         predicted = model.loss
-        result = measure_interventions(
+        ablation_result = measure_interventions(
             PassSettings(BatchReader(model, predicted), texts), (), Replacements()
         )
-        if not result.complete:
+        if not ablation_result.complete:
             raise KeyboardInterrupt
-        # Sums of losses (s) and counts of predictions (c).
-        whole = result.done.clean_loss
-        low, high = map(float, whole.interval())
-        n_predictions = float(whole.total("c"))
-        loss = Estimate(float(whole.ratio()), max(low, 0.0), high, count=n_predictions)
-    elapsed_s = time.perf_counter() - began
-    return _Checkpoint(stage, model.info.sha256, loss, elapsed_s, predicted, texts, findings)
+        # For each text, s is the sum of its losses, and c its number of predictions. A loss is not negative.
+        loss_sums = ablation_result.done.clean_loss
+        low, high = map(float, loss_sums.interval())
+        n_predictions = float(loss_sums.total("c"))
+        loss = Estimate(float(loss_sums.ratio()), max(low, 0.0), high, count=n_predictions)
+    elapsed_s = time.perf_counter() - start_s
+    return _CheckpointResult(planned, model.info.sha256, loss, elapsed_s, predicted, texts, findings)
 
 
-def _require_alike(checkpoint: _Checkpoint, first: _Checkpoint) -> None:
-    """Refuse a checkpoint whose heads or tokens differ from those of the first one."""
-    name = first.stage.name
-    first_heads = first.findings.table("heads").head_names(with_kind=True)
-    head_names = checkpoint.findings.table("heads").head_names(with_kind=True)
+def _require_alike(result: _CheckpointResult, first_result: _CheckpointResult) -> None:
+    """Refuse a checkpoint whose heads or number of tokens differ from those of the first checkpoint."""
+    name = first_result.planned.name
+    first_heads = first_result.findings.table("heads").head_names(with_kind=True)
+    head_names = result.findings.table("heads").head_names(with_kind=True)
     if head_names != first_heads:
         raise AttnscopeError(f"it has {len(head_names)} heads, and not those of {name}")
-    n_first = first.findings.corpus["n_tokens"]
-    n_tokens = checkpoint.findings.corpus["n_tokens"]
-    if n_tokens != n_first:
+    n_first_tokens = first_result.findings.corpus["n_tokens"]
+    n_tokens = result.findings.corpus["n_tokens"]
+    if n_tokens != n_first_tokens:
         raise AttnscopeError(
-            f"it makes {amount(n_tokens, 'token')} of the texts, and {name} {n_first:,}"
+            f"it makes {amount(n_tokens, 'token')} of the texts, and {name} {n_first_tokens:,}"
         )
 
 
 def _assemble(
-    checkpoints: Sequence[_Checkpoint],
+    results: Sequence[_CheckpointResult],
     options: TrainingOptions,
     skipped: Sequence[dict[str, Any]],
     complete: bool,
 ) -> Training:
-    """Return the result on the checkpoints that were measured, in the order of their steps.
+    """Return the result of the study. `results` are those of the measured checkpoints, in the order of their steps.
 
-    What the result says apart from them, such as its options, comes from the last checkpoint.
+    Facts that all checkpoints share, such as the options, come from the last checkpoint.
     """
-    last = checkpoints[-1].findings
-    tables = [checkpoint.findings.table("heads") for checkpoint in checkpoints]
+    last_findings = results[-1].findings
+    tables = [result.findings.table("heads") for result in results]
     n_heads = len(tables[-1])
 
     # The measures with their intervals, (measure, checkpoint, head, 3); NaN if a checkpoint has no such measure.
@@ -316,25 +323,26 @@ def _assemble(
         least, most = column.range
         measures.append({**vars(column), "least": least, "most": most})
 
-    # The roles that any head has at any checkpoint, and which heads have them at which: (role, checkpoint, head).
-    role_tables = [checkpoint.findings.table("roles") for checkpoint in checkpoints]
-    found = set(chain.from_iterable(table["role"].tolist() for table in role_tables))
-    roles = [role for role in RULES if role in found]
+    # The roles that any head has at any checkpoint, in the order of RULES; and for each role which heads have it at
+    # which checkpoint, (role, checkpoint, head).
+    role_tables = [result.findings.table("roles") for result in results]
+    found_roles = set(chain.from_iterable(table["role"].tolist() for table in role_tables))
+    roles = [role for role in RULES if role in found_roles]
     has_role = np.full((len(roles), len(tables), n_heads), NO_ROLE, np.int8)
     for number, table in enumerate(role_tables):
-        # One row for each role of each head.
+        # A table has one row for each role of each head. All rows are assigned at once.
         role_indices = [roles.index(role) for role in table["role"]]
         values = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
         has_role[role_indices, number, table["head"]] = values
 
-    # A row of the table `checkpoints` takes name and step from the stage, all else from the checkpoint.
-    rows = [{**vars(checkpoint.stage), **vars(checkpoint)} for checkpoint in checkpoints]
-    columns = Training.TABLES
+    # A row of the table `checkpoints` takes name and step from `planned`, and its other columns from the result.
+    rows = [{**vars(result.planned), **vars(result)} for result in results]
+    columns_by_table = Training.TABLES
     result_tables = {
-        "checkpoints": Table.of(columns["checkpoints"], rows),
+        "checkpoints": Table.of(columns_by_table["checkpoints"], rows),
         "heads": Table.of_arrays(HEADS, **{column.name: tables[-1][column.name] for column in HEADS}),
-        "measures": Table.of(columns["measures"], measures),
-        "roles": Table.of_arrays(columns["roles"], name=roles),
+        "measures": Table.of(columns_by_table["measures"], measures),
+        "roles": Table.of_arrays(columns_by_table["roles"], name=roles),
     }
     arrays = {
         "value": intervals[..., 0],
@@ -344,28 +352,29 @@ def _assemble(
         "has_role": has_role,
     }
     recorded_options = {
-        **last.options,
+        **last_findings.options,
         "measures": list(options.measures),
-        "loss": checkpoints[-1].predicted,
-        "roles": {role: last.options["roles"][role] for role in roles},
+        "loss": results[-1].predicted,
+        "roles": {role: last_findings.options["roles"][role] for role in roles},
     }
-    names = [checkpoint.stage.name for checkpoint in checkpoints]
-    run = {**last.run, "model": _common_name(names, str(last.run["model"]))}
+    names = [result.planned.name for result in results]
+    run = {**last_findings.run, "model": _common_name(names, str(last_findings.run["model"]))}
     if skipped:
         run["skipped"] = skipped
-    corpus = {**last.corpus, "complete": complete, "n_checkpoints": len(checkpoints)}
+    corpus = {**last_findings.corpus, "complete": complete, "n_checkpoints": len(results)}
     return Training(run, corpus, recorded_options, result_tables, arrays)
 
 
-def _common_name(names: Sequence[str], last: str) -> str:
-    """Return the name of a training: the folder that holds all checkpoints, or the model on the Hub.
+def _common_name(names: Sequence[str], last_model: str) -> str:
+    """Return the name of a training run: the folder that holds all checkpoints, or the model on the Hub.
 
-    If there is one checkpoint, or they have no such name in common, it is that of the last model.
+    If there is one checkpoint, or checkpoints have no common folder or model, it is the name of the last model.
     """
-    common = set()
+    common_names = set()
     for name in names:
+        # "org/name@revision" is a model on the Hub.
         model, at_sign, _ = name.partition("@")
-        common.add(model if at_sign else Path(name).parent.name)
-    if len(names) == 1 or len(common) > 1:
-        return last
-    return common.pop() or last
+        common_names.add(model if at_sign else Path(name).parent.name)
+    if len(names) == 1 or len(common_names) > 1:
+        return last_model
+    return common_names.pop() or last_model
