@@ -1,7 +1,9 @@
-"""Read what heads copy, match, read and write from their weights alone. Runs on texts are left to other studies.
+"""Find what heads copy, match, read and write from their weights alone. Other studies run the model on texts.
 
-A head has three maps of the stream to itself: "OV" = W_O W_V (what it writes of what it reads), "QK" = W_Q' W_K (query
-by key), and "KQ", its transpose (key by query). So a query is read by "KQ", and a key by "QK".
+The stream is the residual stream, the sum of the embeddings and of what each layer adds. A head has three linear maps
+from the stream to the stream, (d_model, d_model): "OV" = W_O W_V leads from what the head reads to what it writes; "QK"
+= W_Q' W_K compares a query (rows) with a key (columns); "KQ" is its transpose. A map acts on its column side, so the
+input of "QK" is a key, and the input of "KQ" a query.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,23 +42,26 @@ from attnscope.questions.weights import (
 )
 from attnscope.results.table import Table
 
-N_TEXTS = 64
-"""How many texts tell what positions alone do. Each repeats one token."""
+N_POSITION_TEXTS = 64
+"""How many texts are run to find the effect of positions alone. Each repeats one token of the vocabulary."""
 
-N_PLACES = 16
+N_POSITIONS = 16
 """How many tokens each of these texts has."""
 
 N_DIRECTIONS = 2
-"""How many singular directions of a map are kept."""
+"""How many singular directions of a map are kept, the strongest first."""
 
-N_TOKENS = 5
+N_NAMED_TOKENS = 5
 """How many tokens are named at each end of a direction."""
 
-ANY_IDS = range(8, 16)
-"""Ids that stand in for ordinary tokens where the vocabulary is not known: they are past the usual special ones."""
+STAND_IN_IDS = range(8, 16)
+"""Ids that stand in for ordinary tokens if the vocabulary is not known. Special tokens usually have ids below 8."""
 
 Maps = Mapping[str, tuple[Tensor, Tensor]]
-"""The two factors of each map of a layer, by its name: (head, d_model, d_head) and (head, d_head, d_model)."""
+"""The two factors of each map of a layer, by its name: (head, d_model, d_head) and (head, d_head, d_model).
+
+Their product is the map. It is never computed, since d_head is much smaller than d_model.
+"""
 
 
 @with_default_torch
@@ -66,22 +71,22 @@ def weights(
     *,
     report: Callable[[int, int], None] | None = None,
 ) -> HeadWeights:
-    """Say what each head copies, matches, reads and writes, and which heads feed which, from the weights alone.
+    """Find what each head copies, matches, reads and writes, and which heads read what others write, from the weights.
 
-    Norms are folded into the weights around them, except for the length that they divide by. All products go through
-    matrices of d_head x d_head.
+    Norms are folded into the weights around them, except for the division by the length of the vector. Products of
+    maps are computed by matrices of d_head x d_head.
 
     Args:
         model: A loaded model, see `attnscope.load`: an encoder or a decoder of text.
         options: Seed and further choices; None = the defaults.
-        report: Called after each layer with the number done, and the number of all.
+        report: Called after each layer with the number of layers done, and the number of all.
 
     Raises:
-        AttnscopeError: Where the model keeps its weights is not known; says which and why.
+        AttnscopeError: It is not known where the model keeps the weights of its heads.
     """
     stream = stream_of(model)
     with torch.no_grad():
-        return _Weights(model, stream, options or WeightsOptions()).study(report)
+        return _WeightsReader(model, stream, options or WeightsOptions()).study(report)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,33 +95,34 @@ class _Vocabulary:
 
     Attributes:
         ids: Their ids, (token,).
-        read: Their embeddings as they enter the stream, (token, d_model), scaled to a root mean square of 1, and
-            centred where norms centre.
-        written: The directions in which writing raises each token, (token, d_model), less their mean over tokens.
-        source_of_written: Where these directions are from: "unembedding" or "static embeddings".
-        cores: The product of what is read and what is written, summed over the vocabulary, (d_model, d_model), for the
-            scores "copying" and "matching"; see `core.weights.scores_and_chance`.
+        embeddings: Their embeddings as they enter the stream, (token, d_model). Each has a root mean square of 1. If
+            the model's norms centre, each has a mean of 0.
+        writing_directions: For each token the direction of the stream that raises its logit, (token, d_model), less
+            the mean over tokens.
+        writing_source: The weights that these directions are from: "unembedding" or "static embeddings".
+        score_cores: For the scores "copying" and "matching", the sum over tokens of the products of what a head reads
+            of a token and what raises it, (d_model, d_model); see `core.weights.scores_and_chance`.
     """
 
     ids: Tensor
-    read: Tensor
-    written: Tensor
-    source_of_written: str
-    cores: dict[str, Tensor]
+    embeddings: Tensor
+    writing_directions: Tensor
+    writing_source: str
+    score_cores: dict[str, Tensor]
 
 
-class _Weights:
-    """Turn the weights of a model into a result, layer by layer."""
+class _WeightsReader:
+    """Turn the weights of a model into a result, layer by layer: `study` reads them all."""
 
     def __init__(self, model: Model, stream: ResidualStream, options: WeightsOptions) -> None:
         self._model = model
         self._stream = stream
         self._seed = options.seed
-        self._norms_centre = stream.centres
+        self._is_centred = stream.centres
         self._notes = list(stream.notes)
         self._vocabulary = self._read_vocabulary()
-        # (score, d_head) -> random heads, (draw, d_head, d_head).
-        self._draws: dict[tuple[str, int], Tensor] = {}
+        # (score, d_head) -> the cores seen through random heads, (draw, d_head, d_head).
+        self._random_heads: dict[tuple[str, int], Tensor] = {}
         if stream.is_post_norm:
             self._notes.append(
                 "this model normalises the stream (post-norm): scores leave out norms between two heads, as if a "
@@ -127,35 +133,38 @@ class _Weights:
                 "between the last layer and the unembedding lies a layer that is left out: tokens are those whose rows "
                 "of the unembedding are likest to what is written"
             )
-        # Layer -> the rows of its heads in the table. What is not known of a head stays NaN.
-        self._rows: dict[int, slice] = {}
+        # Layer -> the rows of its heads in the table of all heads, which has one row per head.
+        self._rows_by_layer: dict[int, slice] = {}
         n_heads = 0
         for attention in stream.attentions:
-            self._rows[attention.layer] = slice(n_heads, n_heads + attention.n_heads)
+            self._rows_by_layer[attention.layer] = slice(n_heads, n_heads + attention.n_heads)
             n_heads += attention.n_heads
-        # SCORE_SUFFIXES are the score itself, and the mean, the least and the largest of random heads.
+        # Columns start as NaN, which stays for what is not known of a head. They are the scores, each with the mean,
+        # smallest and largest score of random heads (SCORE_SUFFIXES), and what `_measure_positions` returns.
         names = [*product(("copying", "matching"), SCORE_SUFFIXES), ("same_nats", "")]
         names += product(POSITION_SHARES, ("", "_baseline"))
-        self._columns = {name + part: np.full(n_heads, np.nan) for name, part in names}
+        self._columns = {name + suffix: np.full(n_heads, np.nan) for name, suffix in names}
         self._directions: list[dict[str, Any]] = []
-        # What each head reads of each head of an earlier layer. (composition, sender, receiver)
+        # The share of what each head (receiver) reads that each earlier head (sender) writes: by its queries, keys and
+        # values, (3, sender, receiver).
         self._shares = np.full((len(INPUT_LETTERS), n_heads, n_heads), np.nan, np.float32)
-        # How few directions hold what a head writes and reads: shares by chance follow from it.
+        # The `concentration` of what a head writes, (head,), and reads, (3, head): how few directions it lies in. The
+        # shares expected by chance are computed from it.
         self._sender_spread = np.full(n_heads, np.nan)
         self._receiver_spread = np.full((len(INPUT_LETTERS), n_heads), np.nan)
-        # For each layer so far: its rows, and the `sender_factors` of its heads, (head, d_model, d_head).
-        self._sent: list[tuple[slice, Tensor]] = []
+        # For each layer so far: the rows of its heads, and their `sender_factors`, (head, d_model, d_head).
+        self._sender_factors: list[tuple[slice, Tensor]] = []
 
     def study(self, report: Callable[[int, int], None] | None) -> HeadWeights:
-        """Read all layers, and return the result."""
+        """Read all layers in order, and return the result."""
         attentions = self._stream.attentions
         layers: list[int] = []
         heads: list[int] = []
         for n_done, attention in enumerate(attentions, 1):
             layers += [attention.layer] * attention.n_heads
             heads += range(attention.n_heads)
-            maps = attention.maps(centres=self._norms_centre)
-            rows = self._rows[attention.layer]
+            maps = attention.maps(centres=self._is_centred)
+            rows = self._rows_by_layer[attention.layer]
             if self._vocabulary is not None:
                 self._add_scores(self._vocabulary, maps, rows)
                 self._add_directions(self._vocabulary, maps, rows.start)
@@ -163,7 +172,7 @@ class _Weights:
             if report is not None:
                 report(n_done, len(attentions))
         position_source = self._read_positions()
-        # One row per head.
+        # The columns have one entry per head, in the order of the layers.
         table = Table.of_arrays(
             HeadWeights.TABLES["heads"],
             kind=[self._stream.kind] * len(heads),
@@ -173,11 +182,11 @@ class _Weights:
         )
         options = {
             "kind": self._stream.kind,
-            "ends": "" if self._vocabulary is None else self._vocabulary.source_of_written,
+            "ends": "" if self._vocabulary is None else self._vocabulary.writing_source,
             "places": position_source,
-            "n_places": N_PLACES,
-            # Centring takes away one dimension.
-            "dimension": self._model.info.d_model - int(self._norms_centre),
+            "n_places": N_POSITIONS,
+            # A norm that centres removes one dimension, the mean.
+            "dimension": self._model.info.d_model - int(self._is_centred),
             "n_draws": N_RANDOM_HEADS,
         }
         arrays: dict[str, NDArray[Any]] = {
@@ -189,7 +198,7 @@ class _Weights:
         tables = {"heads": table, "directions": Table.of(HeadWeights.TABLES["directions"], directions)}
         run = run_facts(self._model.info, self._notes)
         run["seed"] = self._seed
-        # Weights are of no corpus.
+        # No text was studied, so the corpus is empty.
         return HeadWeights(run, corpus={}, options=options, tables=tables, grids=arrays)
 
     # Tokens
@@ -202,7 +211,7 @@ class _Weights:
 
     def _read_vocabulary(self) -> _Vocabulary | None:
         """Return the tokens that heads read and write; None with a note where they are not known."""
-        # Choose the tokens that have rows in both embeddings and unembedding.
+        # Choose the tokens that have rows in both the embeddings and the unembedding.
         stream = self._stream
         d_model = self._model.info.d_model
         token_ids = self._model.tokenizer.ordinary_ids()
@@ -220,86 +229,103 @@ class _Weights:
                 "matching, what is read and written)"
             )
             return None
-        # The tokens as the first layer reads them: in float32 or more, normed. (token, d_model)
-        read = torch.cat([self._embed(part) for part in torch.split(ids, 8192)])
-        read = read.to(torch.promote_types(read.dtype, torch.float32))
+        # Embed the tokens as the first layer reads them, normed, in float32 or more. (token, d_model)
+        embeddings = torch.cat([self._embed(some_ids) for some_ids in torch.split(ids, 8192)])
+        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         if stream.embedding_norm is not None:
-            read = stream.embedding_norm.apply(read)
-        # Writing along a token's row raises it: that of the unembedding, else of the embeddings. (token, d_model)
-        written = read
-        source_of_written = "static embeddings"
+            embeddings = stream.embedding_norm.apply(embeddings)
+        # A head raises a token's logit by writing along the token's row of the unembedding. A model without an
+        # unembedding has rows of the embeddings in its place. (token, d_model)
+        writing_directions = embeddings
+        writing_source = "static embeddings"
         if stream.unembedding is not None:
-            source_of_written = "unembedding"
-            written = stream.unembedding[ids.to(stream.unembedding.device)]
+            writing_source = "unembedding"
+            writing_directions = stream.unembedding[ids.to(stream.unembedding.device)]
             if stream.final_norm is not None:
-                written = stream.final_norm.fold(written)
-        written = written - written.mean(0)
-        # Softmax ignores what a query's scores for all tokens have in common: the mean key is subtracted.
-        cores = {
-            "copying": in_float64(read.T @ written.to(read)),
-            "matching": in_float64(read.T @ (read - read.mean(0))),
+                writing_directions = stream.final_norm.fold(writing_directions)
+        writing_directions = writing_directions - writing_directions.mean(0)
+        # Sum the outer products over tokens, (d_model, d_model). For "matching" the mean key is subtracted, since
+        # softmax ignores what a query's scores for all tokens have in common.
+        score_cores = {
+            "copying": in_float64(embeddings.T @ writing_directions.to(embeddings)),
+            "matching": in_float64(embeddings.T @ (embeddings - embeddings.mean(0))),
         }
-        # Where all norms centre, no head reads the mean over d_model, and no norm lets pass what is written to it: take
-        # it out of what is read, and out of both sides of the cores.
-        if self._norms_centre:
-            read = read - read.mean(1, keepdim=True)
-            for score, core in cores.items():
+        # If all norms subtract the mean over d_model, no head can read it, and what is written to it has no effect.
+        # So remove it from the embeddings, and from both sides of the cores.
+        if self._is_centred:
+            embeddings = embeddings - embeddings.mean(1, keepdim=True)
+            for score, core in score_cores.items():
                 rows = core - core.mean(0)
-                cores[score] = rows - rows.mean(1, keepdim=True)
-        root_mean_square = read.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)
-        return _Vocabulary(ids, read / root_mean_square, written, source_of_written, cores)
+                score_cores[score] = rows - rows.mean(1, keepdim=True)
+        root_mean_square = embeddings.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)
+        return _Vocabulary(
+            ids, embeddings / root_mean_square, writing_directions, writing_source, score_cores
+        )
 
     # Heads
 
     def _add_scores(self, vocabulary: _Vocabulary, maps: Maps, rows: slice) -> None:
-        """Add the scores of the heads of a layer, and the mean, least and largest of random heads."""
-        for name, which in (("copying", "OV"), ("matching", "QK")):
-            if which not in maps:
-                continue
-            left_factor, right_factor = maps[which]
-            core = vocabulary.cores[name]
-            # Random heads of one d_head are drawn once for all layers, (draw, d_head, d_head).
-            width = right_factor.shape[1]
-            if (name, width) not in self._draws:
-                left = random_rows(N_RANDOM_HEADS, width, len(core), self._seed).to(core)
-                right = random_rows(N_RANDOM_HEADS, width, len(core), self._seed + 1).to(core)
-                self._draws[name, width] = left @ core @ right.mT
-            own, chance = scores_and_chance(right_factor, core, left_factor, self._draws[name, width])
-            parts = (own, chance.mean(1), chance.amin(1), chance.amax(1))
-            for ending, values in zip(SCORE_SUFFIXES, parts, strict=True):
-                self._columns[name + ending][rows] = values.cpu().double().numpy()
-
-    def _add_directions(self, vocabulary: _Vocabulary, maps: Maps, first: int) -> None:
-        """Add the first singular directions of the heads of a layer, with the tokens at both ends of each.
+        """Add the scores of the heads of a layer, and the mean, smallest and largest scores of random heads.
 
         Args:
             vocabulary: The tokens.
             maps: The maps of the layer.
-            first: The row of its first head.
+            rows: The rows of its heads in the table.
+        """
+        for name, map_name in (("copying", "OV"), ("matching", "QK")):
+            if map_name not in maps:
+                continue
+            left_factor, right_factor = maps[map_name]
+            core = vocabulary.score_cores[name]
+            # Draw random heads once for all layers with the same d_head: (draw, d_head, d_head).
+            width = right_factor.shape[1]
+            if (name, width) not in self._random_heads:
+                left = random_rows(N_RANDOM_HEADS, width, len(core), self._seed).to(core)
+                right = random_rows(N_RANDOM_HEADS, width, len(core), self._seed + 1).to(core)
+                self._random_heads[name, width] = left @ core @ right.mT
+            scores, random_scores = scores_and_chance(
+                right_factor, core, left_factor, self._random_heads[name, width]
+            )
+            statistics = (scores, random_scores.mean(1), random_scores.amin(1), random_scores.amax(1))
+            for suffix, values in zip(SCORE_SUFFIXES, statistics, strict=True):
+                self._columns[name + suffix][rows] = values.cpu().double().numpy()
+
+    def _add_directions(self, vocabulary: _Vocabulary, maps: Maps, first_row: int) -> None:
+        """Add the strongest singular directions of the heads of a layer, with the tokens at both ends of each.
+
+        A head writes along a left direction what it reads along the right one. Both have two ends, such as tokens of
+        joy and tokens of anger, since their common sign is arbitrary.
+
+        Args:
+            vocabulary: The tokens.
+            maps: The maps of the layer.
+            first_row: The row of its first head.
         """
         ids = vocabulary.ids
-        for name, which, targets in (
-            ("writes", "OV", vocabulary.written),
-            ("seeks", "KQ", vocabulary.read),
+        for name, map_name, target_vectors in (
+            ("writes", "OV", vocabulary.writing_directions),
+            ("seeks", "KQ", vocabulary.embeddings),
         ):
-            if which not in maps:
+            if map_name not in maps:
                 continue
-            left, right = maps[which]
+            left, right = maps[map_name]
             n = min(N_DIRECTIONS, right.shape[1])
             for head in range(len(left)):
-                # (n, d_model) twice, and (n,)
-                written, read, shares_of_norm = singular_directions(left[head], right[head], n)
-                sources = self._tokens_at_ends(ids, vocabulary.read, read)
-                goals = self._tokens_at_ends(ids, targets, written)
+                # (n, d_model), (n, d_model) and (n,)
+                write_directions, read_directions, shares_of_norm = singular_directions(
+                    left[head], right[head], n
+                )
+                source_tokens = self._tokens_at_ends(ids, vocabulary.embeddings, read_directions)
+                target_tokens = self._tokens_at_ends(ids, target_vectors, write_directions)
                 for direction, share in enumerate(shares_of_norm.tolist()):
-                    # A direction has a row for each of its ends; its share stands in the first row alone.
+                    # A direction has one row per end in the table. Only the row of the first end has its share.
                     for end, shown_share in enumerate((share, np.nan)):
                         row = {
-                            "head": first + head,
+                            "head": first_row + head,
                             "of": name,
                             "share": shown_share,
-                            "source": sources[end][direction],
-                            "target": goals[end][direction],
+                            "source": source_tokens[end][direction],
+                            "target": target_tokens[end][direction],
                         }
                         self._directions.append(row)
 
@@ -312,110 +338,122 @@ class _Weights:
             directions: The directions, (n, d_model).
 
         Returns:
-            Two lists of n texts, along and against; a text names N_TOKENS tokens.
+            Two lists, of the tokens along and of those against. Each has n texts, one for each direction, such as
+            "·his ·her ·their", of N_NAMED_TOKENS tokens.
         """
         products = vectors @ directions.to(vectors).T  # (token, n)
-        n_tokens = min(N_TOKENS, len(vectors))
+        n_tokens = min(N_NAMED_TOKENS, len(vectors))
         ends = []
         for largest in (True, False):
             rows = products.topk(n_tokens, 0, largest=largest).indices.T
             token_ids = ids[rows.cpu()].tolist()  # (n, n_tokens)
-            ends.append([" ".join(map(self._spell, each)) for each in token_ids])
+            ends.append([" ".join(map(self._format_token, each)) for each in token_ids])
         return ends
 
-    def _spell(self, token_id: int) -> str:
-        """Return the text of a token, "·" for a space at its beginning: some tokens differ in nothing else."""
+    def _format_token(self, token_id: int) -> str:
+        """Return the text of a token, with "·" for a space in front: some tokens differ only in this space."""
         token = str(self._model.tokenizer.spell(token_id))
         return "·" + token[1:] if token.startswith(" ") else token
 
     def _add_composition(self, maps: Maps, rows: slice) -> None:
-        """Add what the heads of a layer read of those of earlier layers, and keep what they write for later ones."""
-        # In the order of INPUT_LETTERS: by queries, keys and values.
-        for composition, which in enumerate(("KQ", "QK", "OV")):
-            if which in maps:
-                # What the heads read, up to a rotation of their d_head dimensions, (head, d_head, d_model).
-                received = receiver_factors(*maps[which])
+        """Add the shares that the heads of a layer read from earlier heads, and keep their factors for later layers."""
+        # Their queries, keys and values, in the order of INPUT_LETTERS. A map's input is on its column side.
+        for composition, map_name in enumerate(("KQ", "QK", "OV")):
+            if map_name in maps:
+                # The factors R of the heads: what they read, up to a rotation of d_head. (head, d_head, d_model)
+                received = receiver_factors(*maps[map_name])
                 self._receiver_spread[composition, rows] = concentration(received).cpu().numpy()
-                for senders, written in self._sent:
+                for senders, factors in self._sender_factors:
                     # (sender, receiver), 0 to 1
-                    shares = composition_shares(received.to(written), written)
+                    shares = composition_shares(received.to(factors), factors)
                     self._shares[composition, senders, rows] = shares.cpu().numpy()
         if "OV" in maps:
-            writes, reads = maps["OV"]
-            own = sender_factors(writes, reads)
-            self._sender_spread[rows] = concentration(own).cpu().numpy()
-            wide = torch.promote_types(writes.dtype, torch.float32)
-            self._sent.append((rows, own.to(wide)))
+            write_factors, read_factors = maps["OV"]
+            own_factors = sender_factors(write_factors, read_factors)
+            self._sender_spread[rows] = concentration(own_factors).cpu().numpy()
+            dtype = torch.promote_types(write_factors.dtype, torch.float32)
+            self._sender_factors.append((rows, own_factors.to(dtype)))
 
     # Positions
 
     def _read_positions(self) -> str:
-        """Measure and add what positions alone do to each head, by a run in which every layer reads the embeddings.
+        """Run the model on texts that repeat one token, and add the attention that positions alone cause in each head.
+
+        Every layer reads the embeddings in place of the output of the layer before it.
 
         Returns:
-            Where the model has its positions: "in the stream" of embeddings, or "in the scores"; "" = not known.
+            How the model encodes positions: "in the stream", as part of the embeddings, or "in the scores", as rotary
+            positions and biases are; "" = not known.
         """
         blocks = {layer: block for (_, layer), block in self._model.blocks().items()}
-        if set(blocks) != set(self._rows):
+        if set(blocks) != set(self._rows_by_layer):
             return ""
-        # Every block reads the hidden states that the first one gets, which are the embeddings.
+        # A hook before each block replaces its input by the input of the first block, which is the embeddings.
         embeddings: list[Tensor] = []
 
-        def enter(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            embeddings.append(arguments[0] if arguments else named["hidden_states"])
+        def feed_embeddings(
+            block: nn.Module, arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]
+        ) -> Any:
+            embeddings.append(arguments[0] if arguments else keyword_arguments["hidden_states"])
             if arguments:
-                return (embeddings[0], *arguments[1:]), named
-            return (), {**named, "hidden_states": embeddings[0]}
+                return (embeddings[0], *arguments[1:]), keyword_arguments
+            return (), {**keyword_arguments, "hidden_states": embeddings[0]}
 
-        def observe(call: AttentionCall) -> Tensor:
-            for name, values in _by_position(call).items():
-                self._columns[name][self._rows[call.layer]] = values.cpu().double().numpy()
+        def measure_call(call: AttentionCall) -> Tensor:
+            for name, values in _measure_positions(call).items():
+                self._columns[name][self._rows_by_layer[call.layer]] = values.cpu().double().numpy()
             return attend(call)
 
-        # Texts that repeat one token, from all over the vocabulary. (text, place)
+        # Take tokens at equal distances in the vocabulary. A text repeats one of them: (text, position).
         token_ids = self._model.tokenizer.ordinary_ids()
         if self._vocabulary is not None:
             token_ids = self._vocabulary.ids.tolist()
-        token_ids = token_ids or list(ANY_IDS)
-        ids = torch.tensor([token_ids[text * len(token_ids) // N_TEXTS] for text in range(N_TEXTS)])
-        n_places = min(N_PLACES, self._model.info.max_tokens or N_PLACES)
-        with hooks(blocks.values(), enter, before=True):
-            self._model.run(Batch(ids[:, None].expand(-1, n_places).contiguous()), observe)
-        # Embeddings that are alike at every place carry no position.
-        first = embeddings[0]
-        is_alike = (first - first[:, :1]).abs().amax() <= 1e-5 * first.abs().amax()
+        token_ids = token_ids or list(STAND_IN_IDS)
+        ids = torch.tensor(
+            [token_ids[text * len(token_ids) // N_POSITION_TEXTS] for text in range(N_POSITION_TEXTS)]
+        )
+        n_positions = min(N_POSITIONS, self._model.info.max_tokens or N_POSITIONS)
+        with hooks(blocks.values(), feed_embeddings, before=True):
+            self._model.run(Batch(ids[:, None].expand(-1, n_positions).contiguous()), measure_call)
+        # A text repeats one token. If its embeddings are the same at all positions, they carry no position.
+        first_embeddings = embeddings[0]
+        is_alike = (
+            first_embeddings - first_embeddings[:, :1]
+        ).abs().amax() <= 1e-5 * first_embeddings.abs().amax()
         return "in the scores" if bool(is_alike) else "in the stream"
 
 
-def _by_position(call: AttentionCall) -> dict[str, Tensor]:
-    """Return what heads do by position, and what uniform attention does, each (head,), by column of the table.
+def _measure_positions(call: AttentionCall) -> dict[str, Tensor]:
+    """Return the columns of the table that describe a layer's attention by position, (head,) each, by name.
 
-    `call` is of texts that repeat one token: (text, head, place, d_head).
+    `call` is the attention on texts that repeat one token: (text, head, position, d_head). Columns that end in
+    "_baseline" are of uniform attention.
     """
     query = call.query.float()
     key = call.key.float()
-    repeated = key.repeat_interleave(call.n_heads // call.n_kv_heads, 1)
+    repeated_key = key.repeat_interleave(call.n_heads // call.n_kv_heads, 1)
     n_texts = len(query)
-    # The mean score of a token for itself at its own place, (head, place).
-    same = (query * repeated).sum(-1).mean(0)
-    # That for the tokens of other texts at this place. The mean over all n² pairs of texts is the product of the means;
-    # n of these pairs are of one text.
-    mean = (query.mean(0) * repeated.mean(0)).sum(-1)
-    others = (n_texts * mean - same) / max(1, n_texts - 1)
-    columns = {"same_nats": call.scale * (same - others).mean(-1)}
-    # Average queries and keys over texts, and attend with the means. (1, head, place, d_head)
+    # The mean score of a query for the key of its own position, which is of the same token, (head, position).
+    own_score = (query * repeated_key).sum(-1).mean(0)
+    # The mean score for the keys of other texts at this position, so of other tokens. The mean over all n² pairs of
+    # texts is the product of the means. Take out the n pairs of a text with itself, and n² - n = n (n - 1) are left.
+    mean_score = (query.mean(0) * repeated_key.mean(0)).sum(-1)
+    other_score = (n_texts * mean_score - own_score) / max(1, n_texts - 1)
+    columns = {"same_nats": call.scale * (own_score - other_score).mean(-1)}
+    # Average queries and keys over texts, so that tokens cancel and positions stay: (1, head, position, d_head).
     one_text = select_rows(call, slice(1))
     mean_query = query.mean(0, keepdim=True)
     mean_call = replace(
         one_text, query=mean_query, key=key.mean(0, keepdim=True), value=one_text.value.float()
     )
+    # A query of 0 attends to all keys equally.
     uniform = replace(mean_call, query=mean_query * 0, bias=None, sinks=None)
-    # Average the weights on four keys over the queries for which these differ: the previous, the same, the next and the
-    # first token, in the order of POSITION_SHARES.
+    # Average over queries the weights on four keys: the previous, the same, the next and the first token, in the order
+    # of POSITION_SHARES. Leave out the first two queries and the last, for which some of these keys coincide or lack.
     queries = torch.arange(2, max(2, query.shape[2] - 1))
     keys = (queries - 1, queries, queries + 1, queries * 0)
-    for ending, mean_attention in (("", mean_call), ("_baseline", uniform)):
+    for suffix, mean_attention in (("", mean_call), ("_baseline", uniform)):
         pattern = attention_weights(mean_attention)[0].cpu().double()  # (head, query, key)
         for name, key_positions in zip(POSITION_SHARES, keys, strict=True):
-            columns[name + ending] = pattern[:, queries, key_positions].mean(1)
+            columns[name + suffix] = pattern[:, queries, key_positions].mean(1)
     return columns
