@@ -1,6 +1,6 @@
-"""Split an attention score into a sum over the parts of the model that add to it: heads, networks, embeddings, biases.
+"""Split an attention score into a sum over the parts of the model: heads, feed-forward networks, embeddings, biases.
 
-`models.inside.linear_runs` finds what each part adds to a query or key. Drawing is left to `questions.why`.
+`models.inside.linear_runs` finds what each part adds to a query or key. `questions.why` holds the result, and draws it.
 """
 
 from typing import NamedTuple
@@ -21,8 +21,11 @@ from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.reading import Prompt, find_position
 from attnscope.studies.one_layer import OneLayer, array_of, read_layer
 
-ROUNDING = 16
-"""How far the sum may be from the score, in units of eps times the size of its terms; on 30 families at most 4."""
+MAX_ROUNDING = 16
+"""How far the sum of the parts may be from the score, in units of eps times the size of its terms.
+
+On models of 30 families the difference is at most 4 of these units.
+"""
 
 
 @with_default_torch
@@ -36,14 +39,15 @@ def why(
     *,
     kind: str | None = None,
 ) -> Why:
-    """Take one attention score apart: which parts of the model its query reads, and which its key.
+    """Split one attention score into the parts of the model that its query and its key read.
 
         s_qk = scale · q · k + bias,  q = Σ_c q_c,  k = Σ_d k_d
         s_qk - mean s_q = Σ_cd scale · q_c · (k_d - mean k_d) + bias - mean bias
 
-    The parts c and d are earlier heads, feed-forward networks, embeddings and biases. Each goes through the norms,
-    whose lengths are frozen, then through the projection and the rotary turn of its token. The mean is over the keys
-    that the query may attend to: softmax depends only on the difference from it.
+    The parts c and d are earlier heads, feed-forward networks, embeddings and biases. What each adds goes through the
+    norms, whose divisors stay as they are in the run. Then it goes through the projection and the rotary position of
+    its token. The mean is over the keys that the query may attend to, since softmax depends only on the difference from
+    it.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -51,28 +55,28 @@ def why(
         layer: The head's layer.
         head: Its number.
         query: The token that attends: a token, a word, or its position.
-        key: The token that is attended to; None = the one with the most attention, apart from special tokens and, in a
-            decoder, the first one.
+        key: The token that is attended to; None = the token with the most attention, leaving out special tokens and, in
+            a decoder, the first token.
         kind: "encoder", "decoder" or "cross"; None = the model's first.
 
     Raises:
         AttnscopeError: There is no such head or token, a mask hides the key, the model does not show its queries and
-            keys, or something adds to its stream that is not known.
+            keys, or the parts that are known do not add up to the score.
 
     Source:
         Elhage et al. 2021, "QK circuits".
     """
-    # The model's own scores of the query.
+    # Run the model, and compute its own scores of the query. A key is chosen by them if none is given.
     require_seam(model.info, "what its queries and keys are made of")
     layer_run = read_layer(model, text, layer, kind, [head])
     queries = layer_run.queries
     keys = layer_run.keys
     query_position = find_position(query, queries, "--query")
-    row = _row_of(model, layer_run, query_position)
-    key_position = _strongest_key(row, keys, layer_run.layer_key[0])
+    query_scores = _score_query(model, layer_run, query_position)
+    key_position = _find_strongest_key(query_scores, keys, layer_run.layer_key[0])
     if key is not None:
         key_position = find_position(key, keys, "--key")
-    if not row.may[key_position]:
+    if not query_scores.mask[key_position]:
         hint = "choose a key that the query may attend to"
         if key_position > query_position:
             hint += ": an earlier one"
@@ -82,15 +86,15 @@ def why(
             hint,
         )
 
-    # The score minus its mean is a weighted sum over keys, Σ_k w_k s_qk: w is 1 at the key, less 1 / n at each of the
-    # n keys that the query may attend to. Compute it from pairs of parts as well.
-    key_weights = -(row.may / row.may.sum())
+    # The score minus its mean is a weighted sum over keys, Σ_k w_k s_qk. The weight w is -1 / n at each of the n keys
+    # that the query may attend to, plus 1 at the chosen key. Compute this sum from pairs of parts as well.
+    key_weights = -(query_scores.mask / query_scores.mask.sum())
     key_weights[key_position] += 1.0
-    parts, pairs = _parts_and_pairs(model, layer_run, query_position, key_weights)
-    bias = None if row.bias is None else float(row.bias @ key_weights)
-    # Rounding grows with the size of the terms, not with their sum.
-    size = row.size + float(np.linalg.norm(pairs)) + abs(bias or 0.0)
-    score = {
+    parts_table, pair_terms = _sum_parts_and_pairs(model, layer_run, query_position, key_weights)
+    bias = None if query_scores.bias is None else float(query_scores.bias @ key_weights)
+    # Rounding grows with the size of the terms. Their sum may be small.
+    term_size = query_scores.term_size + float(np.linalg.norm(pair_terms)) + abs(bias or 0.0)
+    score_row = {
         "kind": layer_run.layer_key[0],
         "layer": layer,
         "head": head,
@@ -98,18 +102,19 @@ def why(
         "key": key_position,
         "query_token": queries.labels[query_position],
         "key_token": keys.labels[key_position],
-        "weight": row.weights[key_position],
-        "score": row.scores[key_position],
-        "mean": row.scores[row.may].mean(),
-        "n_keys": row.may.sum(),
-        "masked_before": (~row.may[:query_position]).sum(),
-        "masked_after": (~row.may[query_position:]).sum(),
+        "weight": query_scores.weights[key_position],
+        "score": query_scores.scores[key_position],
+        "mean": query_scores.scores[query_scores.mask].mean(),
+        "n_keys": query_scores.mask.sum(),
+        "masked_before": (~query_scores.mask[:query_position]).sum(),
+        "masked_after": (~query_scores.mask[query_position:]).sum(),
         "softcap": layer_run.inputs.softcap,
         "bias": bias,
-        "rounding": ROUNDING * row.eps * size,
+        "rounding": MAX_ROUNDING * query_scores.eps * term_size,
     }
-    tables = {"parts": parts, "score": Table.of(Why.TABLES["score"], [score])}
-    result = Why(layer_run.run, {"text": layer_run.text}, {}, tables, {"pairs": pairs})
+    tables = {"parts": parts_table, "score": Table.of(Why.TABLES["score"], [score_row])}
+    # The options are empty: all choices are in the table `score`.
+    result = Why(layer_run.run, {"text": layer_run.text}, {}, tables, {"pairs": pair_terms})
     require_close(
         f"something else adds to the stream of {model.info.name}: the score of {result.name} differs from the sum of "
         "what its heads, its feed-forward networks, its embeddings and biases add",
@@ -120,29 +125,29 @@ def why(
     return result
 
 
-class _Row(NamedTuple):
+class _QueryScores(NamedTuple):
     """Hold the scores of one query of one head, as the model itself computes them; arrays are (key,), float64.
 
     Attributes:
         scores: The scores before the soft cap and softmax, with the bias.
         weights: The weights after softmax.
-        may: Which keys the query may attend to.
-        bias: What the model adds to the products of query and keys; None = nothing.
-        size: The largest possible product of query and key: scale times the length of the query times that of the
+        mask: True = the query may attend to the key.
+        bias: The position biases, which the model adds to the products of query and keys; None = there are none.
+        term_size: A bound on the products of query and key: scale times the length of the query times the length of the
             longest key.
-        eps: The relative rounding of the model's precision.
+        eps: The relative rounding error of the model's precision.
     """
 
     scores: Floats
     weights: Floats
-    may: NDArray[np.bool_]
+    mask: NDArray[np.bool_]
     bias: Floats | None
-    size: float
+    term_size: float
     eps: float
 
 
-def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
-    """Return the scores of the query at a position; refuse a model that adds a bias after a soft cap."""
+def _score_query(model: Model, layer_run: OneLayer, query: int) -> _QueryScores:
+    """Return the scores of the query at a position. Refuse a model with both a soft cap and a bias."""
     inputs = layer_run.inputs
     (head,) = layer_run.heads
     if inputs.softcap is not None and inputs.bias is not None:
@@ -150,36 +155,36 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
             f"{model.info.name} adds a bias after it caps scores: such a score is no sum of both",
             "choose a model with one of them",
         )
-    assert layer_run.around is not None  # a model was run
+    assert layer_run.around is not None  # only for the worked example, which has no model
     call = select_heads(layer_run.around.call, [head])
     weights = array_of(attention_weights(call)[0, 0, query])
     # Recompute the scores in float64 from the model's query, (d_head,), and keys, (key, d_head).
     query_vector = array_of(call.query[0, 0, query])
     key_vectors = array_of(call.key[0, 0])
     scores = inputs.scale * (key_vectors @ query_vector)
-    # Masks and biases are (1 or n_heads, query, key). `head % 1` is 0: the one that all heads share.
-    may = np.ones(len(scores), np.bool_)
+    # Masks and biases are (1 or n_heads, query, key). If all heads share one, its index is 0, and so is `head % 1`.
+    mask = np.ones(len(scores), np.bool_)
     if inputs.may is not None:
-        may = inputs.may[head % len(inputs.may), query]
+        mask = inputs.may[head % len(inputs.may), query]
     bias = None
     if inputs.bias is not None:
         bias = inputs.bias[head % len(inputs.bias), query]
         scores = scores + bias
-    longest_key = np.linalg.norm(key_vectors[may], axis=1).max()
-    size = inputs.scale * float(np.linalg.norm(query_vector) * longest_key)
-    return _Row(scores, weights, may, bias, size, torch.finfo(call.query.dtype).eps)
+    longest_key = np.linalg.norm(key_vectors[mask], axis=1).max()
+    term_size = inputs.scale * float(np.linalg.norm(query_vector) * longest_key)
+    return _QueryScores(scores, weights, mask, bias, term_size, torch.finfo(call.query.dtype).eps)
 
 
-def _strongest_key(row: _Row, keys: Tokens, kind: str) -> int:
-    """Return the position of the key with the most attention: of those outside sinks, or of all if there is none."""
-    candidates = row.may & ~keys.sinks(kind)
+def _find_strongest_key(query_scores: _QueryScores, keys: Tokens, kind: str) -> int:
+    """Return the position of the key with the most attention, sinks left out. If all keys are sinks, take any key."""
+    candidates = query_scores.mask & ~keys.sinks(kind)
     if not candidates.any():
-        candidates = row.may
-    # Weights are at least 0, so -1 keeps all other keys out.
-    return int(np.where(candidates, row.weights, -1.0).argmax())
+        candidates = query_scores.mask
+    # Weights are at least 0, so no key that is set to -1 is the largest.
+    return int(np.where(candidates, query_scores.weights, -1.0).argmax())
 
 
-def _parts_and_pairs(
+def _sum_parts_and_pairs(
     model: Model, layer_run: OneLayer, query: int, key_weights: Floats
 ) -> tuple[Table, Floats]:
     """Return the table of parts, and what each pair of them adds to a weighted sum of scores, Σ_k w_k s_qk.
@@ -188,42 +193,43 @@ def _parts_and_pairs(
         model: The model.
         layer_run: The attention, with one chosen head.
         query: The position of the query.
-        key_weights: The weights w, (key,).
+        key_weights: The weights w of the keys, (key,).
 
     Returns:
-        The parts in the model's order, each with the sum of its pairs; and the pairs, (part of the query, part of the
-        keys).
+        The table of parts in the model's order, with the sums over their pairs; and the terms of the pairs, (part in
+        the query, part in the keys).
     """
-    assert layer_run.batch is not None  # a model was run
+    assert layer_run.batch is not None  # only for the worked example, which has no model
     inputs = layer_run.inputs
     (head,) = layer_run.heads
     score_run = ScoreRun(model, layer_run.batch, layer_run.layer_key)
-    # Query heads that share a key head read the same keys.
+    # With grouped queries, several query heads share a key head.
     kv_head = head // (inputs.n_heads // inputs.n_kv_heads)
+    # Weights of 1 for the query and 0 for other tokens pick out the query.
     query_weights = np.zeros(len(layer_run.queries))
     query_weights[query] = 1.0
     # What each part adds to the query, and to the weighted sum of keys, Σ_k w_k k: part → (d_head,).
-    in_query = score_run.vectors(score_run.call.query, head, query_weights)
-    in_keys = score_run.vectors(score_run.call.key, kv_head, key_weights)
+    query_vectors_by_part = score_run.vectors(score_run.call.query, head, query_weights)
+    key_vectors_by_part = score_run.vectors(score_run.call.key, kv_head, key_weights)
     # Stack them, (part, d_head). A part that adds to only one of the two has zeros in the other.
-    parts = sorted({*in_query, *in_keys}, key=_order_of)
+    parts = sorted({*query_vectors_by_part, *key_vectors_by_part}, key=_sort_key)
     zeros = np.zeros(inputs.d_head)
-    query_rows = np.stack([in_query.get(part, zeros) for part in parts])
-    key_rows = np.stack([in_keys.get(part, zeros) for part in parts])
-    pairs = inputs.scale * query_rows @ key_rows.T
+    query_rows = np.stack([query_vectors_by_part.get(part, zeros) for part in parts])
+    key_rows = np.stack([key_vectors_by_part.get(part, zeros) for part in parts])
+    pair_terms = inputs.scale * query_rows @ key_rows.T
     table = Table.of_arrays(
         Why.TABLES["parts"],
         part=[part.name for part in parts],
         kind=[part.kind for part in parts],
         layer=[part.layer for part in parts],
         head=[part.head for part in parts],
-        query_nats=pairs.sum(1),
-        key_nats=pairs.sum(0),
+        query_nats=pair_terms.sum(1),
+        key_nats=pair_terms.sum(0),
     )
-    return table, pairs
+    return table, pair_terms
 
 
-def _order_of(part: ModelPart) -> tuple[bool, int, int, int, str]:
+def _sort_key(part: ModelPart) -> tuple[bool, int, int, int, str]:
     """Return a sort key for parts: embeddings, then layer by layer its heads and its network, then biases."""
     kinds = ("embedding", "head", "MLP", "bias")
     return part.kind == "bias", part.layer, kinds.index(part.kind), part.head, part.name
