@@ -1,6 +1,6 @@
-"""Read text, and turn tokenizer output into tokens with labels, words and offsets.
+"""Read one text from the command line, a file or stdin; and turn a tokenizer's output into `Tokens`.
 
-It loads no model and no tokenizer library, so that it loads at once.
+This module imports no model and no tokenizer library, so its import takes little time.
 """
 
 import contextlib
@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 PieceStyle = Literal["auto", "plain", "bytes", "sentencepiece"]
 """How a tokenizer writes pieces: as text (WordPiece), bytes in GPT-2's alphabet (`Ġthe`), or with `▁` for a space."""
 
-
 MAX_BYTES = 100_000_000
-"""The most bytes of one text; what is longer is a stream without an end, or a corpus that is not split."""
-
+"""The most bytes of one text. A longer text is taken for an endless stream, or a corpus that is not split."""
 
 MAX_CHARACTERS = 2**22
 """The most characters of one text of a corpus. A tokenizer takes 200 bytes of memory for each."""
 
 
 def require_tokenizable(*texts: str | None) -> None:
-    """Refuse what would fill the memory as it is tokenised: more than a pair of texts of MAX_CHARACTERS each."""
+    """Refuse texts that are too long to be tokenised in memory: a pair may have 2 · MAX_CHARACTERS in total."""
     n_characters = sum(len(text) for text in texts if text is not None)
     if n_characters > 2 * MAX_CHARACTERS:
         raise AttnscopeError(
@@ -43,7 +41,7 @@ def require_tokenizable(*texts: str | None) -> None:
         )
 
 
-# Tokens ---------------------------------------------------------------------------------------------------------
+# Tokens
 
 
 def build_tokens(
@@ -59,33 +57,34 @@ def build_tokens(
 ) -> Tokens:
     """Turn what a tokenizer returned into Tokens: readable labels, clean offsets, word numbers.
 
-    Words are those of `word_spans`. A token belongs to the word of its first character that is not a space; special
-    tokens and tokens of nothing but spaces belong to none.
+    Words are those of `word_spans`. A token belongs to the word of its first character that is not a space. Special
+    tokens and tokens of spaces alone belong to no word.
 
     Args:
         text: The text that was tokenised.
         ids: The tokenizer's id of each token.
         pieces: Each token as the tokenizer's vocabulary writes it.
-        offsets: First and last + 1 character of each token in its own text; an empty range = no text; None = unknown.
-        special: Whether the tokenizer added the token.
+        offsets: (start, stop) of each token, in characters of the text or pair that it is from. An empty range = the
+            token stands for no characters; None = the tokenizer gives no offsets.
+        special: Whether the tokenizer added the token, (token,).
         segments: 0 for a token of `text`, 1 for one of `pair`; None = all 0.
         pair: The second text of a pair.
         style: How the pieces are written; "auto" guesses from the pieces.
     """
-    # Labels; a token without a visible one is named by its id.
-    n = len(ids)
-    segments = [0] * n if segments is None else segments
+    # Labels. If nothing of a token is visible, it is named by its id.
+    n_tokens = len(ids)
+    segments = [0] * n_tokens if segments is None else segments
     if style == "auto":
         style = _guess_style(pieces)
-    labels = []
-    for piece, token_id in zip(pieces, ids, strict=True):
-        labels.append(_label(piece, style) or f"<{token_id}>")
-    # Offsets, (token, 2), -1 where unknown; and words, by the first character that is in one.
-    spans = np.full((n, 2), -1, np.int32)
+    labels = tuple(
+        _make_label(piece, style) or f"<{token_id}>" for piece, token_id in zip(pieces, ids, strict=True)
+    )
+    # Offsets, (token, 2), and the number of each token's word, (token,). Both are -1 where there is none.
+    spans = np.full((n_tokens, 2), -1, np.int32)
     words = None
     if offsets is not None:
-        words_by_segment = [_word_of_character(text), _word_of_character(pair or "")]
-        words = np.full(n, -1, np.int32)
+        words_by_segment = [_words_by_character(text), _words_by_character(pair or "")]
+        words = np.full(n_tokens, -1, np.int32)
         for token, (start, end) in enumerate(offsets):
             if special[token] or start < 0 or end <= start:
                 continue
@@ -95,13 +94,13 @@ def build_tokens(
     return Tokens(
         text=text,
         ids=np.asarray(ids, np.int64),
-        labels=tuple(labels),
+        labels=labels,
         offsets=spans,
         special=np.asarray(special, np.bool_),
         words=words,
         segments=np.asarray(segments, np.int32),
         pair=pair,
-        n_given=n,
+        n_given=n_tokens,
     )
 
 
@@ -119,7 +118,7 @@ def tokens_of_encoding(
         text: The text.
         pair: The second text; None = there is none.
         style: How the tokenizer writes its pieces, such as "bytes".
-        special: Which tokens are special, (token,); None = those that the encoding marks so.
+        special: Whether each token is special, (token,); None = as the encoding marks them.
     """
     if special is None:
         special = list(map(bool, encoding.special_tokens_mask))
@@ -129,57 +128,58 @@ def tokens_of_encoding(
         pieces=encoding.tokens,
         offsets=encoding.offsets,
         special=special,
-        segments=segments_of(encoding.sequence_ids),
+        segments=_find_segments(encoding.sequence_ids),
         pair=pair,
         style=style,
     )
 
 
-def segments_of(sequence_ids: Iterable[int | None]) -> list[int]:
-    """Return which text of a pair each token belongs to; special tokens (None) go with the text before them.
+def _find_segments(sequence_ids: Iterable[int | None]) -> list[int]:
+    """Return which text of a pair each token belongs to, 0 or 1.
 
-    Not the type ids: those are what the model reads, and RoBERTa's are all 0.
+    Special tokens, whose sequence id is None, belong to the text of the token before them. The encoding's type ids
+    would not do: they are inputs of the model, and RoBERTa's are 0 for both texts.
     """
     segments = []
-    current = 0
-    for sequence in sequence_ids:
-        current = current if sequence is None else sequence
-        segments.append(current)
+    segment = 0
+    for sequence_id in sequence_ids:
+        segment = segment if sequence_id is None else sequence_id
+        segments.append(segment)
     return segments
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Return the words of a text, as (first, last + 1) character.
+    """Return the words of a text, each as (start, stop) in characters.
 
-    As Clark et al. 2019 need them to merge word pieces: words are runs without white space, and each punctuation
-    character is a word of its own, as in BERT's basic tokenizer (ASCII symbols such as `$` and `+` count as
-    punctuation). One difference: an apostrophe between two letters stays inside its word, so that "didn't" is one
-    word. Each Chinese character is a word. Other scripts without spaces (kana, Thai) come as one run.
+    Words are split as in BERT's basic tokenizer, as Clark et al. 2019 do to merge word pieces. A word is a run of
+    characters without white space. Each punctuation character is a word, and so are ASCII symbols such as `$` and `+`.
+    Each Chinese character is a word. A run of another script without spaces, such as kana or Thai, is one word. Unlike
+    in BERT, an apostrophe between two letters stays inside its word, so that "didn't" is one word.
     """
     spans: list[tuple[int, int]] = []
-    # Classes of characters. Each kind of character is asked about once: texts of megabytes come here.
+    # Classify each distinct character once, since texts may have megabytes.
     alphabet = {*text}
     spaces = set(filter(str.isspace, alphabet))
     one_character_words = {char for char in alphabet if is_punctuation(char) or _is_cjk(char)}
-    # These and spaces end the word before them.
+    # Where the current word starts; None = outside words. Spaces and one-character words end it.
     start: int | None = None
-    for i, char in enumerate(text):
-        is_word = char in one_character_words and not _is_inner_apostrophe(text, i)
+    for index, char in enumerate(text):
+        is_word = char in one_character_words and not _is_inner_apostrophe(text, index)
         if is_word or char in spaces:
             if start is not None:
-                spans.append((start, i))
+                spans.append((start, index))
                 start = None
             if is_word:
-                spans.append((i, i + 1))
+                spans.append((index, index + 1))
         elif start is None:
-            start = i
+            start = index
     if start is not None:
         spans.append((start, len(text)))
     return spans
 
 
-def _word_of_character(text: str) -> list[int]:
-    """Return the number of the word that each character is in; -1 = none."""
+def _words_by_character(text: str) -> list[int]:
+    """Return the number of the word that each character is in, (character,); -1 = it is in no word."""
     words = [-1] * len(text)
     for number, (start, end) in enumerate(word_spans(text)):
         words[start:end] = [number] * (end - start)
@@ -187,21 +187,21 @@ def _word_of_character(text: str) -> list[int]:
 
 
 def is_punctuation(char: str) -> bool:
-    """Return whether a character is a word of its own: Unicode's punctuation, and ASCII symbols."""
+    """Return whether a character is Unicode punctuation or an ASCII symbol, so that it is a word of its own."""
     is_ascii_symbol = char in string.punctuation
     return is_ascii_symbol or unicodedata.category(char)[0] == "P"
 
 
-def _is_inner_apostrophe(text: str, i: int) -> bool:
-    """Return whether character i is an apostrophe between two letters."""
-    if text[i] not in "'’＇" or not 0 < i < len(text) - 1:
+def _is_inner_apostrophe(text: str, index: int) -> bool:
+    """Return whether the character at an index is an apostrophe between two letters."""
+    if text[index] not in "'’＇" or not 0 < index < len(text) - 1:
         return False
-    return _is_letter(text[i - 1]) and _is_letter(text[i + 1])
+    return _is_letter(text[index - 1]) and _is_letter(text[index + 1])
 
 
 def _is_letter(char: str) -> bool:
     """Return whether a character is a letter or a digit of a script that puts spaces between words."""
-    # Combining marks count: in decomposed text the letter before an apostrophe ends in its accent.
+    # Combining marks (category M) count: in decomposed text an accent may stand between a letter and an apostrophe.
     return (char.isalnum() or unicodedata.category(char)[0] == "M") and not _is_cjk(char)
 
 
@@ -212,108 +212,109 @@ _CJK = re.compile(
 
 
 def _is_cjk(char: str) -> bool:
-    """Return whether a character is a Chinese one."""
+    """Return whether a character is Chinese."""
     return _CJK.match(char) is not None
 
 
-# Labels ---------------------------------------------------------------------------------------------------------
+# Labels
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in order."""
+    """Return GPT-2's alphabet, letter → byte. Printable Latin-1 bytes are themselves; others are U+0100 and up."""
     alphabet = {
         chr(byte): byte for byte in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
     }
-    others = sorted(set(range(256)) - set(alphabet.values()))
-    for number, byte in enumerate(others):
+    other_bytes = sorted(set(range(256)) - set(alphabet.values()))
+    for number, byte in enumerate(other_bytes):
         alphabet[chr(0x100 + number)] = byte
     return alphabet
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_BY_LETTER = _byte_alphabet()
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SURROGATE = re.compile("([\udc80-\udcff])")
-# Characters that take no ink although Unicode files them under letters, marks or symbols.
-_BLANK = re.compile(
+# Characters that cannot be seen, although their Unicode category is letter, mark or symbol.
+_INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-_SIGN_OF_SPACE = {" ": "·", "\n": "⏎", "\t": "⇥"}
+_SIGN_BY_SPACE = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
 def _guess_style(pieces: Sequence[str]) -> PieceStyle:
-    """Return how a tokenizer writes pieces, from some of them."""
+    """Return how a tokenizer writes pieces, guessed from the pieces of a text."""
     if "▁" in "".join(pieces):
         return "sentencepiece"
     # Ġ and Ċ are a space and a newline in GPT-2's alphabet. They are Maltese letters too, which seldom begin a piece.
     return "bytes" if any(piece.startswith(("Ġ", "Ċ")) for piece in pieces) else "plain"
 
 
-def _label(piece: str, style: PieceStyle) -> str:
+def _make_label(piece: str, style: PieceStyle) -> str:
     """Return a piece as people read it, with whatever cannot be seen made visible."""
-    # A byte as sentencepiece writes it, such as <0x0A>.
-    fallback = _BYTE_FALLBACK.fullmatch(piece)
-    if fallback:
-        byte = int(fallback[1], 16)
-        return _visible(chr(byte)) if byte < 0x80 else f"<0x{byte:02X}>"
-    # GPT-2's letters for bytes. A byte that is no UTF-8 by itself is decoded to a surrogate, and shown as a number.
-    if style == "bytes" and all(char in _BYTE_OF for char in piece):
-        decoded = bytes(_BYTE_OF[char] for char in piece).decode("utf-8", "surrogateescape")
-        # Splitting keeps the surrogates. That of byte b is U+DC00 + b.
+    # A byte in sentencepiece's notation, such as <0x0A>. Bytes from 0x80 are parts of UTF-8 characters.
+    byte_match = _BYTE_FALLBACK.fullmatch(piece)
+    if byte_match:
+        byte = int(byte_match[1], 16)
+        return _make_visible(chr(byte)) if byte < 0x80 else f"<0x{byte:02X}>"
+    # GPT-2's letters for bytes. Bytes that are no UTF-8, such as half of a character, are decoded to surrogates, and
+    # shown as numbers.
+    if style == "bytes" and all(char in _BYTE_BY_LETTER for char in piece):
+        decoded = bytes(_BYTE_BY_LETTER[char] for char in piece).decode("utf-8", "surrogateescape")
+        # `split` keeps the surrogates, as parts of their own. The surrogate of byte b is U+DC00 + b.
         label = ""
         for part in _SURROGATE.split(decoded):
-            is_byte = _SURROGATE.fullmatch(part) is not None
-            label += f"<0x{ord(part) - 0xDC00:02X}>" if is_byte else _visible(part)
+            is_surrogate = _SURROGATE.fullmatch(part) is not None
+            label += f"<0x{ord(part) - 0xDC00:02X}>" if is_surrogate else _make_visible(part)
         return label
     # Sentencepiece writes a space as ▁.
     if style == "sentencepiece":
         piece = piece.replace("▁", " ")
-    return _visible(piece)
+    return _make_visible(piece)
 
 
-def _visible(text: str) -> str:
-    """Replace what cannot be seen: spaces, controls, zero-width and direction marks, lone accents."""
+def _make_visible(text: str) -> str:
+    """Return a text with signs for invisible characters, such as spaces, and for accents without a letter."""
     if text.isascii() and text.isprintable() and " " not in text:
         return text
-    shown = []
+    visible_parts = []
     for char in text:
         category = unicodedata.category(char)
-        if char in _SIGN_OF_SPACE:
-            shown.append(_SIGN_OF_SPACE[char])
-        elif category in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"} or _BLANK.match(char):
-            shown.append(f"<U+{ord(char):04X}>")
+        if char in _SIGN_BY_SPACE:
+            visible_parts.append(_SIGN_BY_SPACE[char])
+        elif category in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"} or _INVISIBLE.match(char):
+            visible_parts.append(f"<U+{ord(char):04X}>")
         else:
-            # A combining mark with no letter before it would be drawn onto what stands to its left. No letters are
-            # WordPiece's ## at the beginning of a piece, and numbers such as <U+200B>.
-            has_no_letter = shown in ([], ["#", "#"]) or shown[-1].startswith("<U+")
+            # A combining mark, such as an accent, is drawn onto the character before it. If no letter of the piece
+            # precedes it, it gets a circle to stand on. WordPiece's "##" and numbers such as <U+200B> are no letters.
+            has_no_letter = visible_parts in ([], ["#", "#"]) or visible_parts[-1].startswith("<U+")
             is_lone = category[0] == "M" and has_no_letter
-            shown.append("◌" + char if is_lone else char)
-    return "".join(shown)
+            visible_parts.append("◌" + char if is_lone else char)
+    return "".join(visible_parts)
 
 
-# Sources --------------------------------------------------------------------------------------------------------
+# Sources
 
 
 def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool = False) -> str:
-    """Read one text: given literally, from stdin (`-`), or from a file.
+    """Return one text: the argument itself, or the text of stdin (`-`) or a file.
 
-    Files and stdin are UTF-8, with or without a byte order mark; line ends become newlines, and those at the very end
-    go, as in a shell's `$(...)`, so that `echo hello | … -` means the same as `… hello`.
+    Files and stdin are UTF-8, with or without a byte order mark. Line ends become newlines. Newlines at the end are
+    removed, as in a shell's `$(...)`, so that `echo hello | … -` gives the same text as `… hello`.
 
     Args:
         text: The text itself, or "-" for stdin.
         file: A file to read instead; "-" for stdin.
-        may_be_blank: Whether a text of nothing but spaces and invisible characters is accepted.
+        may_be_blank: Whether a text of spaces and invisible characters alone is accepted.
 
     Raises:
-        AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
-            NUL characters or nothing that can be seen, or is longer than MAX_BYTES.
+        AttnscopeError: Neither `text` nor `file` is given, or both; the file cannot be read; bytes are not UTF-8; the
+            text holds NUL characters or nothing visible, or is longer than MAX_BYTES.
     """
-    # A file, stdin or the text itself, in this order.
+    # Stdin, a file, or the text itself.
     if text is not None and file is not None:
         raise UsageError("both a text and a file are given", "give one of them")
     if text == "-" or str(file) == "-":
         name = "stdin"
-        result = _decode(_read_whole(open_stdin(), name), name)
+        result = _decode(_read_bytes(open_stdin(), name), name)
     elif file is not None:
         name = str(file)
         if file.suffix.lower() in _RECORD_SUFFIXES:
@@ -321,7 +322,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
             raise UsageError(f"{name} holds records, and this command reads one text", hint)
         try:
             with file.open("rb") as stream:
-                result = _decode(_read_whole(stream, name), name)
+                result = _decode(_read_bytes(stream, name), name)
         except OSError as error:
             raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
     elif text is not None:
@@ -330,7 +331,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     else:
         raise UsageError("no text is given", "give a text, - for stdin, or --file PATH")
 
-    # Whatever the source: no NUL, and something to see.
+    # Check texts of all sources.
     if not (may_be_blank and is_blank(result)):
         require_text(result, name)
     return result
@@ -341,37 +342,36 @@ _RECORD_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
 
 
 def open_stdin() -> BinaryIO:
-    """Return stdin as bytes.
+    """Return stdin as a stream of bytes.
 
     Raises:
-        AttnscopeError: There is none.
+        AttnscopeError: This process has no stdin.
     """
     if sys.stdin is None:
         raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
-    # A stdin of a notebook or a test may have none.
+    # In a notebook or a test, stdin may be an object with text alone, without `buffer`.
     buffer: BinaryIO | None = getattr(sys.stdin, "buffer", None)
     return buffer or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
 
 
 _TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", ".docx", ".html")
-"""The suffixes of files with text, also in formats that attnscope cannot read."""
+"""The suffixes of files with text, including formats that attnscope cannot read."""
 
 
 def refuse_file_name(text: str, hint: str) -> None:
-    """Refuse a text that is the name of a file: the user means what is in the file.
+    """Refuse a text that is the name of a file: the user probably means the text in the file.
 
-    A text is refused if there is a file of that name, or if it has no spaces and ends as names of text files do. The
-    hint says how to pass a file, and how to pass such a text.
+    A text is refused if there is a file of this name, or if it has no spaces and ends like a text file's name. `hint`
+    says how to pass a file, and how to pass a text that looks like a file name.
     """
-    # A file of that name.
     try:
         is_file = Path(text).is_file()
-    except OSError:  # longer than any name
+    except OSError:  # the text is too long for a file name
         return
     if is_file:
-        refuse_other_format(text, f"the text {text!r} names a file that")
+        require_plain_text(text, f"the text {text!r} names a file that")
         raise UsageError(f"the text {text!r} is the name of a file", hint)
-    # A name without a file: spaces make it a text.
+    # There is no such file. A text with spaces is not taken for a name.
     if any(letter.isspace() for letter in text):
         return
     if text.lower().endswith(_TEXT_SUFFIXES):
@@ -379,8 +379,8 @@ def refuse_file_name(text: str, hint: str) -> None:
 
 
 def require_text(text: str, name: str = "the text") -> None:
-    """Refuse a text that holds nothing that can be seen, NUL characters, or what is not Unicode."""
-    # Lone surrogates are bytes of argv that were not UTF-8.
+    """Refuse a text that is blank, has NUL characters, or is not valid Unicode."""
+    # Python decodes command-line bytes that are not UTF-8 to lone surrogates, which cannot be encoded.
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -400,19 +400,19 @@ def require_text(text: str, name: str = "the text") -> None:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether there is nothing to see: nothing but spaces, controls and invisible marks."""
+    """Return whether a text has spaces, control characters (Cc) and format characters (Cf) alone, or is empty."""
     return all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text)
 
 
-def _read_whole(stream: BinaryIO, name: str) -> bytes:
-    """Return the bytes of a stream; refuses more than MAX_BYTES."""
+def _read_bytes(stream: BinaryIO, name: str) -> bytes:
+    """Return all bytes of a stream; refuse more than MAX_BYTES."""
     raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        raise AttnscopeError(*too_long(name))
+        raise AttnscopeError(*make_too_long_message(name))
     return raw
 
 
-def too_long(name: str) -> tuple[str, str]:
+def make_too_long_message(name: str) -> tuple[str, str]:
     """Return the message for a text of more than MAX_BYTES, and its hint."""
     return (
         f"{name} is too long for one text: more than {MAX_BYTES:,} bytes",
@@ -420,7 +420,7 @@ def too_long(name: str) -> tuple[str, str]:
     )
 
 
-_NO_TEXT = {
+_FORMATS_BY_MAGIC = {
     rb"\xff\xfe|\xfe\xff": ("UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"),
     rb"%PDF-\d": ("a PDF, not plain text", "extract its text first: pdftotext FILE"),
     rb"PK\x03\x04|\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|\{\\rtf\d": (
@@ -436,37 +436,37 @@ _NO_TEXT = {
         "give recordings with --audio",
     ),
 }
-"""The first bytes of files that hold no plain text: what the file is, and what to do."""
+"""A pattern for the first bytes of each format that is no plain text → what such a file is, and a hint."""
 
 
-def other_format(start: bytes) -> tuple[str, str] | None:
-    """Return the format of a file by its first bytes, and a hint; None where it may be UTF-8 text."""
-    for magic, format_and_hint in _NO_TEXT.items():
+def find_other_format(start: bytes) -> tuple[str, str] | None:
+    """Return what a file is by its first bytes, such as "a picture, not text", and a hint; None = maybe UTF-8 text."""
+    for magic, format_and_hint in _FORMATS_BY_MAGIC.items():
         if re.match(magic, start, re.DOTALL):
             return format_and_hint
     return None
 
 
-def refuse_other_format(path: str, subject: str) -> None:
-    """Refuse a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader.
+def require_plain_text(path: str, subject: str) -> None:
+    """Refuse a file whose first bytes show that it is no plain text. A file that cannot be read is not refused here.
 
     `subject` begins the message, which goes on with " is a PDF, not plain text", for example.
     """
     if not Path(path).is_file():
         return
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
-        format_and_hint = other_format(file.read(16))
+        format_and_hint = find_other_format(file.read(16))
         if format_and_hint is not None:
-            format, hint = format_and_hint
-            raise UsageError(f"{subject} is {format}", hint)
+            format_name, hint = format_and_hint
+            raise UsageError(f"{subject} is {format_name}", hint)
 
 
 def _decode(raw: bytes, name: str) -> str:
-    """Return the text of UTF-8 bytes, with newlines as line ends, and none at the end."""
-    format_and_hint = other_format(raw)
+    """Return the text of UTF-8 bytes. Line ends become newlines, and newlines at the end are removed."""
+    format_and_hint = find_other_format(raw)
     if format_and_hint is not None:
-        format, hint = format_and_hint
-        raise AttnscopeError(f"{name} is {format}", hint)
+        format_name, hint = format_and_hint
+        raise AttnscopeError(f"{name} is {format_name}", hint)
     try:
         decoded = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -478,20 +478,21 @@ def _decode(raw: bytes, name: str) -> str:
     return decoded.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
 
 
-_LONGEST_SLUG = 40
-"""The most characters of a name that `slug` makes."""
+_MAX_SLUG_CHARACTERS = 40
+"""The most characters of a name that `slug` returns."""
 
 
 def slug(text: str) -> str:
-    """Return a name made of `text` that every file system takes: a-z, 0-9 and inner hyphens, 1 to 40 characters.
+    """Return a file name made from a text, such as "the-cat-sat": a-z, 0-9 and inner hyphens, 1 to 40 characters.
 
-    Never empty ("text" where nothing is left); cut between words where it can be.
+    If no letter or digit is left, it is "text". A long name is cut between words, if possible.
     """
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     words = re.findall(r"[a-z0-9]+", plain.replace("'", ""))
     name = "-".join(words)
-    if len(name) > _LONGEST_SLUG:
-        # One character more than fits shows whether a word ends there; a first word too long is cut within.
-        whole_words, _, _ = name[: _LONGEST_SLUG + 1].rpartition("-")
-        name = whole_words or name[:_LONGEST_SLUG]
+    if len(name) > _MAX_SLUG_CHARACTERS:
+        # Cut before the last hyphen. One character more than fits shows whether a word ends exactly at the limit. If
+        # the first word alone is too long, there is no hyphen, and the word is cut.
+        whole_words, _, _ = name[: _MAX_SLUG_CHARACTERS + 1].rpartition("-")
+        name = whole_words or name[:_MAX_SLUG_CHARACTERS]
     return name or "text"

@@ -9,7 +9,7 @@ from attnscope.annotated.texts import AnnotatedText, AnnotationError
 from attnscope.corpus import Corpus, Problem
 from attnscope.corpus.formats import BadLineLimit, split_lines, suffix_of
 from attnscope.errors import UsageError, require_choice
-from attnscope.text import MAX_CHARACTERS, is_blank, refuse_other_format
+from attnscope.text import MAX_CHARACTERS, is_blank, require_plain_text
 
 _SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {
     "conllu": "paragraph",
@@ -102,7 +102,7 @@ def _kind_of(source: str) -> str:
     kind = _FORMAT_OF_SUFFIX.get(suffix_of(source))
     if kind is None:
         if source != "-":
-            refuse_other_format(source, source)
+            require_plain_text(source, source)
         raise UsageError(
             f"the name {source} does not say how the file is annotated",
             f"if it is annotated, name the format: --annotated-as {' or '.join(_SPLITS)}; plain text has no links: "

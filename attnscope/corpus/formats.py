@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import AttnscopeError, amount, parse_json
-from attnscope.text import MAX_BYTES, too_long
+from attnscope.text import MAX_BYTES, make_too_long_message
 
 Split = Literal["auto", "line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs. "auto" guesses, see `guess_split`."""
@@ -186,7 +186,7 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
             text.append(line)
             n_characters += len(line) + 1
             if n_characters > MAX_BYTES:
-                raise UnreadableError(too_long(f"the {split}")[0])
+                raise UnreadableError(make_too_long_message(f"the {split}")[0])
     except UnreadableError as error:
         # The text that was being read is left out as a whole: the error names its first line.
         if text:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
-from attnscope.text import MAX_BYTES, other_format, too_long
+from attnscope.text import MAX_BYTES, find_other_format, make_too_long_message
 
 _IN_MEMORY = 1 << 24
 """The most bytes of a stream that `RereadableStream` keeps in memory; a longer one is kept in a temporary file."""
@@ -107,11 +107,11 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
         encoding = "utf-8"
         if n_lines == 0:
             encoding = "utf-8-sig"
-            format_and_hint = other_format(raw)
+            format_and_hint = find_other_format(raw)
             if format_and_hint is not None:
                 raise UnreadableError("; ".join(format_and_hint))
         if len(raw) > MAX_BYTES:
-            raise UnreadableError(too_long("the line")[0], n_lines + 1)
+            raise UnreadableError(make_too_long_message("the line")[0], n_lines + 1)
         try:
             text = raw.decode(encoding)
         except UnicodeDecodeError as error:

@@ -325,8 +325,7 @@ def _describe_given_up(block: Any, reason: str) -> dict[str, Any]:
     """Return an entry for `problems` of a corpus: which block was given up, and why."""
     texts_were = amount(len(block.texts), "text from here on was", "texts from here on were")
     first_text = block.texts[0]
-    problem = Problem(first_text.source, first_text.line, f"{texts_were} not studied: {reason}")
-    return asdict(problem)
+    return asdict(Problem(first_text.source, first_text.line, f"{texts_were} not studied: {reason}"))
 
 
 class _SumsInOrder(Generic[P]):

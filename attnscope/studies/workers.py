@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -191,14 +191,14 @@ class Executor(ABC):
         unread_tasks = (BlockOutcome(number, block) for number, block in enumerate(blocks))
         # Tasks that wait for a worker.
         waiting_tasks: list[BlockOutcome] = []
-        # All workers that were started, and those that wait for a block.
-        all_workers: list[_Worker] = []
+        # The workers that wait for a block.
         idle_workers: list[_Worker] = []
         # The workers that are loading, and those that run a block, by the future of the call.
         loading_workers: dict[Future[Any], _Worker] = {}
         busy_workers: dict[Future[Any], tuple[_Worker, BlockOutcome]] = {}
         n_failed_starts = 0
-        with self._open(function) as (n_workers, start):
+        # `workers_to_end` ends every worker that is added to it, however this block is left.
+        with self._open(function) as (n_workers, start_worker), ExitStack() as workers_to_end:
             try:
                 while True:
                     # Read blocks until each of the `n_workers` has one, running or waiting.
@@ -211,9 +211,9 @@ class Executor(ABC):
                         task = waiting_tasks.pop(0)
                         worker = idle_workers.pop()
                         busy_workers[worker.run(task.block)] = worker, task
-                    for _ in range(len(waiting_tasks) - len(loading_workers)):
-                        worker = start()
-                        all_workers.append(worker)
+                    while len(loading_workers) < len(waiting_tasks):
+                        worker = start_worker()
+                        workers_to_end.callback(worker.end)
                         loading_workers[worker.run(LOAD_REQUEST)] = worker
                     ended = wait([*loading_workers, *busy_workers], return_when=FIRST_COMPLETED).done
                     # Take the blocks that are done, or whose worker has died.
@@ -229,43 +229,33 @@ class Executor(ABC):
                             waiting_tasks.insert(0, task)
                         else:
                             yield task
-                    n_failed_starts = _take_loaded(ended, loading_workers, idle_workers, n_failed_starts)
+                    # Take the workers that have loaded, or died while they loaded.
+                    for future in ended & loading_workers.keys():
+                        worker = loading_workers.pop(future)
+                        _, death_reason = _result_or_death_reason(worker, future)
+                        if death_reason:
+                            n_failed_starts += 1
+                        else:
+                            n_failed_starts = 0
+                            idle_workers.append(worker)
+                        if n_failed_starts == MAX_RUNS:
+                            hint = "choose fewer --workers, so that more memory is left for each"
+                            raise AttnscopeError(f"no worker could load the model: {death_reason}", hint)
             except KeyboardInterrupt:
                 # Yield the blocks that were finished after the last call of `wait`.
-                for future, (_, task) in busy_workers.items():
-                    if future.done() and not future.exception():
-                        task.result = future.result()
-                        task.give_up_reason = ""
-                        yield task
+                yield from _finished_tasks(busy_workers)
                 raise
-            finally:
-                for worker in all_workers:
-                    worker.end()
 
 
-def _take_loaded(
-    ended: set[Future[Any]],
-    loading_workers: dict[Future[Any], _Worker],
-    idle_workers: list[_Worker],
-    n_failed_starts: int,
-) -> int:
-    """Move workers that have loaded to the idle ones, and drop those that died; return how many died in a row.
-
-    Raises:
-        AttnscopeError: MAX_RUNS workers in a row have died while they loaded.
-    """
-    for future in ended & loading_workers.keys():
-        worker = loading_workers.pop(future)
-        _, death_reason = _result_or_death_reason(worker, future)
-        if death_reason:
-            n_failed_starts += 1
-        else:
-            n_failed_starts = 0
-            idle_workers.append(worker)
-        if n_failed_starts == MAX_RUNS:
-            hint = "choose fewer --workers, so that more memory is left for each"
-            raise AttnscopeError(f"no worker could load the model: {death_reason}", hint)
-    return n_failed_starts
+def _finished_tasks(
+    busy_workers: Mapping[Future[Any], tuple[_Worker, BlockOutcome]],
+) -> Iterator[BlockOutcome]:
+    """Yield the tasks whose blocks are done, with their results."""
+    for future, (_, task) in busy_workers.items():
+        if future.done() and not future.exception():
+            task.result = future.result()
+            task.give_up_reason = ""
+            yield task
 
 
 def _result_or_death_reason(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
