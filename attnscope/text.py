@@ -156,7 +156,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     Each Chinese character is a word. A run of another script without spaces, such as kana or Thai, is one word. Unlike
     in BERT, an apostrophe between two letters stays inside its word, so that "didn't" is one word.
     """
-    spans: list[tuple[int, int]] = []
+    spans = []
     # Classify each distinct character once, since texts may have megabytes.
     alphabet = {*text}
     spaces = set(filter(str.isspace, alphabet))

@@ -277,12 +277,11 @@ def run_blocks(
         Exception: Any other error, if it is raised before a block with texts is done.
     """
     result = CorpusRun(empty_part)
-    sums = _SumsInOrder(empty_part)
-    progress = _ProgressReporter(sums, get_share, report)
-    unread_blocks = progress.watch(all_blocks)
+    sums = _CorpusSums(empty_part, get_share, report)
+    unread_blocks = sums.watch(all_blocks)
     try:
         if workers is None:
-            outcomes = _measure_here(make_measurer(*models), unread_blocks, progress.report_block)
+            outcomes = _measure_here(make_measurer(*models), unread_blocks, sums.report_block)
         else:
             loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
             # All workers run in one executor, such as processes of this machine.
@@ -298,7 +297,7 @@ def run_blocks(
                     result.lost.append(_describe_given_up(outcome.block, outcome.give_up_reason))
                 # Workers do not report their batches. The texts of the block are in `sums` already.
                 if workers is not None:
-                    progress.report_block(outcome.number, 1.0, empty_part)
+                    sums.report_block(outcome.number, 1.0, empty_part)
     # Keep what was done before an interruption or a failure. An interruption may carry a note, see `_measure_here`.
     except KeyboardInterrupt as interruption:
         result.complete = False
@@ -328,10 +327,11 @@ def _describe_given_up(block: Any, reason: str) -> dict[str, Any]:
     return asdict(Problem(first_text.source, first_text.line, f"{texts_were} not studied: {reason}"))
 
 
-class _SumsInOrder(Generic[P]):
-    """Merge the parts of blocks in the order of the corpus, though workers finish the blocks in any order.
+class _CorpusSums(Generic[P]):
+    """Add up the parts of blocks in the order of the corpus, and report how much of the corpus is done.
 
-    The order matters: rounding of sums, and lists such as notes, depend on it.
+    Workers finish blocks in any order. Parts are merged in the order of their blocks, since rounding depends on it, and
+    so does the order of notes.
 
     Attributes:
         done: The merged parts. A part waits until the parts of all earlier blocks are merged.
@@ -339,14 +339,26 @@ class _SumsInOrder(Generic[P]):
         n_tokens: How many tokens these texts have.
     """
 
-    def __init__(self, empty_part: P) -> None:
+    def __init__(
+        self, empty_part: P, get_share: Callable[[Any], float | None], report: ReportProgress | None
+    ) -> None:
         self.done = empty_part
         self.n_texts = 0
         self.n_tokens = 0
+        self._get_share = get_share
+        self._report = report
+        # The share of the corpus that had been read before the first block, and after each block.
+        self._shares_read: list[float | None] = [0.0]
         # The parts that wait, by the number of their block.
         self._waiting_parts: dict[int, P] = {}
         # The number of the block whose part is merged next.
         self._next_number = 0
+
+    def watch(self, all_blocks: Iterable[Any]) -> Iterator[Any]:
+        """Yield the blocks, and note after each how much of the corpus has been read."""
+        for block in all_blocks:
+            self._shares_read.append(self._get_share(block))
+            yield block
 
     def add(self, number: int, part: P) -> None:
         """Add the part of block `number`, and merge all parts whose turn has come."""
@@ -357,47 +369,24 @@ class _SumsInOrder(Generic[P]):
             self.done = self.done.merge(self._waiting_parts.pop(self._next_number))
             self._next_number += 1
 
+    def report_block(self, number: int, fraction: float, part: P) -> None:
+        """Report that a fraction of block `number` is done. `part` has those of its texts that are not added yet."""
+        if self._report is None:
+            return
+        # Interpolate between the shares of the corpus before and after the block. A share is None if it is unknown.
+        before, after = self._shares_read[number : number + 2]
+        share_done = None
+        if after is not None:
+            share_done = (before or 0.0) * (1 - fraction) + after * fraction
+        n_texts = self.n_texts + part.n_texts
+        self._report(Progress(n_texts, self.n_tokens + part.n_tokens, share_done))
+
     def merge_waiting(self) -> bool:
         """Merge the parts that still wait, after the loop has ended; return whether there were any."""
         numbers = sorted(self._waiting_parts)
         for number in numbers:
             self.done = self.done.merge(self._waiting_parts.pop(number))
         return bool(numbers)
-
-
-@dataclass(eq=False)
-class _ProgressReporter(Generic[P]):
-    """Report how much of the corpus is done, also in the midst of a block.
-
-    Attributes:
-        sums: The sums over the finished blocks.
-        get_share: As for `run_blocks`.
-        report: As for `run_blocks`.
-        shares_read: The share of the corpus that had been read before the first block, and after each block.
-    """
-
-    sums: _SumsInOrder[P]
-    get_share: Callable[[Any], float | None]
-    report: ReportProgress | None
-    shares_read: list[float | None] = field(default_factory=lambda: [0.0])
-
-    def watch(self, all_blocks: Iterable[Any]) -> Iterator[Any]:
-        """Yield the blocks, and note after each how much of the corpus has been read."""
-        for block in all_blocks:
-            self.shares_read.append(self.get_share(block))
-            yield block
-
-    def report_block(self, number: int, fraction: float, part: P) -> None:
-        """Report that a fraction of block `number` is done. `part` has the texts of the block that `sums` lacks."""
-        if self.report is None:
-            return
-        # Interpolate between the shares of the corpus before and after the block. A share is None if it is unknown.
-        before, after = self.shares_read[number : number + 2]
-        share_done = None
-        if after is not None:
-            share_done = (before or 0.0) * (1 - fraction) + after * fraction
-        sums = self.sums
-        self.report(Progress(sums.n_texts + part.n_texts, sums.n_tokens + part.n_tokens, share_done))
 
 
 # Where blocks are measured

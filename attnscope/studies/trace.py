@@ -168,7 +168,7 @@ def _stack_by_step(
         if is_one_query and not is_of_keys:
             value = value[None]
         values_by_step.setdefault(step.name, []).append(value)
-    arrays: dict[str, Any] = {}
+    arrays = {}
     for name, head_values in values_by_step.items():
         arrays[name] = np.stack(head_values) if name in HEAD_STEP_AXES else head_values[0]
     return arrays

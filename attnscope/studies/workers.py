@@ -189,8 +189,6 @@ class Executor(ABC):
         """
         # A task is a BlockOutcome without a result. The result is filled in once the block is done.
         unread_tasks = (BlockOutcome(number, block) for number, block in enumerate(blocks))
-        # Tasks that wait for a worker.
-        waiting_tasks: list[BlockOutcome] = []
         # The workers that wait for a block.
         idle_workers: list[_Worker] = []
         # The workers that are loading, and those that run a block, by the future of the call.
@@ -200,12 +198,9 @@ class Executor(ABC):
         # `workers_to_end` ends every worker that is added to it, however this block is left.
         with self._open(function) as (n_workers, start_worker), ExitStack() as workers_to_end:
             try:
-                while True:
-                    # Read blocks until each of the `n_workers` has one, running or waiting.
-                    n_unfilled = max(0, n_workers - len(busy_workers) - len(waiting_tasks))
-                    waiting_tasks += islice(unread_tasks, n_unfilled)
-                    if not waiting_tasks and not busy_workers:
-                        return
+                # Tasks that wait for a worker: at first one for each.
+                waiting_tasks = list(islice(unread_tasks, n_workers))
+                while waiting_tasks or busy_workers:
                     # Give tasks to idle workers. Start a worker for each task that is left, less those that load now.
                     while waiting_tasks and idle_workers:
                         task = waiting_tasks.pop(0)
@@ -241,21 +236,20 @@ class Executor(ABC):
                         if n_failed_starts == MAX_RUNS:
                             hint = "choose fewer --workers, so that more memory is left for each"
                             raise AttnscopeError(f"no worker could load the model: {death_reason}", hint)
+                    # Read blocks until there is again one for each worker, running or waiting.
+                    n_unfilled = max(0, n_workers - len(busy_workers) - len(waiting_tasks))
+                    waiting_tasks += islice(unread_tasks, n_unfilled)
             except KeyboardInterrupt:
                 # Yield the blocks that were finished after the last call of `wait`.
-                yield from _finished_tasks(busy_workers)
+                finished = [
+                    future for future in busy_workers if future.done() and not future.exception()
+                ]
+                for future in finished:
+                    _, task = busy_workers[future]
+                    task.result = future.result()
+                    task.give_up_reason = ""
+                    yield task
                 raise
-
-
-def _finished_tasks(
-    busy_workers: Mapping[Future[Any], tuple[_Worker, BlockOutcome]],
-) -> Iterator[BlockOutcome]:
-    """Yield the tasks whose blocks are done, with their results."""
-    for future, (_, task) in busy_workers.items():
-        if future.done() and not future.exception():
-            task.result = future.result()
-            task.give_up_reason = ""
-            yield task
 
 
 def _result_or_death_reason(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:

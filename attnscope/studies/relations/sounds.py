@@ -185,10 +185,10 @@ class Timing(NamedTuple):
     Attributes:
         halves: The half that the recording is in, 0 or 1: if whole sources are split into halves, and if recordings
             are, whatever their source.
-        rows: For each word the row of `standardised_weights` in which its first token is written, (word,).
+        rows: For each word the row of `weights` in which its first token is written, (word,).
         starts_s: When each word begins, in seconds, (word,).
         frame_s: How long a frame lasts, in seconds.
-        standardised_weights: The weights of all heads, layer by layer, after `core.alignment.standardise`, (layer ·
+        weights: The weights of all heads, layer by layer, after `core.alignment.standardise`, (layer ·
             head, row, frame); None = the model has not run yet.
     """
 
@@ -196,7 +196,7 @@ class Timing(NamedTuple):
     rows: list[int]
     starts_s: Floats
     frame_s: float
-    standardised_weights: Any = None
+    weights: Any = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -227,7 +227,7 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
         # A recording with the same sound and words counts once.
         digest = hashlib.blake2b(recording.samples.tobytes(), digest_size=16).hexdigest()
         if (digest, words) in seen_recordings:
-            yield LinkBlock(texts=(), unmeasured=Counter(), n_copies=1)
+            yield LinkBlock((), Counter(), n_copies=1)
             continue
         seen_recordings.add((digest, words))
 
@@ -349,7 +349,7 @@ class SoundMeasurer(LinkMeasurer):
     def measure(self, batch: Sequence[Any]) -> Any:
         """Return hits and broken recordings as `LinkMeasurer.measure` does, and the weights that time the words.
 
-        These are `Timing.standardised_weights`, (layer · head, row, frame).
+        These are `Timing.weights`, (layer · head, row, frame).
         """
         # Record the weights of the queries that write words, on frames with sound: layer -> (1, head, row, frame).
         (linked_recording,) = batch
@@ -373,13 +373,13 @@ class SoundMeasurer(LinkMeasurer):
 
     def add(self, part: MeasuredPart, batch: Sequence[Any], result: Any) -> None:
         """Keep the hits of a recording. Keep its weights too, as long as all take at most MAX_WEIGHT_BYTES."""
-        hits, broken, standardised_weights = result
+        hits, broken, weights = result
         super().add(part, batch, (hits, broken))
         # A recording whose weights are not kept is not timed, but still counts for the relation.
         timing = batch[0].timing
-        self._n_bytes += standardised_weights.nbytes
+        self._n_bytes += weights.nbytes
         if timing.rows and not broken and self._n_bytes <= MAX_WEIGHT_BYTES:
-            part.word_timings += (timing._replace(standardised_weights=standardised_weights),)
+            part.word_timings += (timing._replace(weights=weights),)
 
 
 # Timing words
@@ -425,8 +425,9 @@ def _time_words(
         head_lists = [best_heads[:size] for size in list_sizes]
         head_lists.append(upper_heads)
         # Average the weights over the heads of each list: (list, row, frame).
-        all_weights = timing.standardised_weights
-        mean_weights = np.stack([all_weights[heads].mean(0, dtype=np.float64) for heads in head_lists])
+        mean_weights = np.stack(
+            [timing.weights[heads].mean(0, dtype=np.float64) for heads in head_lists]
+        )
         # The path through the largest mean weights gives the frame at which each word begins: (list, word).
         frames = cheapest_paths(-mean_weights)[:, timing.rows]
         errors_s[number] = np.abs(frames * timing.frame_s - timing.starts_s).mean(1)

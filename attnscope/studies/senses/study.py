@@ -478,16 +478,12 @@ def _list_inputs(items: Any, noun: str) -> list[_Input]:
         AttnscopeError: There is no input.
     """
     items = items if isinstance(items, list) else [items]
-    files = []
-    in_memory = []
-    for number, item in enumerate(items, 1):
-        if isinstance(item, str | Path):
-            files.append(item)
-        else:
-            in_memory.append((f"{noun} {number}", item))
+    files = [item for item in items if isinstance(item, str | Path)]
     # The source and the content of each input.
     pairs: list[tuple[str, Any]] = [(name, name) for name in expand_patterns(files)]
-    pairs += in_memory
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, str | Path):
+            pairs.append((f"{noun} {number}", item))
     if not pairs:
         raise AttnscopeError(f"there is no {noun} to study", "give at least one file")
     return [_Input(index, source, content) for index, (source, content) in enumerate(pairs)]
