@@ -314,7 +314,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         raise UsageError("both a text and a file are given", "give one of them")
     if text == "-" or str(file) == "-":
         name = "stdin"
-        result = _decode(_read_bytes(open_stdin(), name), name)
+        result = _read_stream(open_stdin(), name)
     elif file is not None:
         name = str(file)
         if file.suffix.lower() in _RECORD_SUFFIXES:
@@ -322,7 +322,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
             raise UsageError(f"{name} holds records, and this command reads one text", hint)
         try:
             with file.open("rb") as stream:
-                result = _decode(_read_bytes(stream, name), name)
+                result = _read_stream(stream, name)
         except OSError as error:
             raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
     elif text is not None:
@@ -404,14 +404,6 @@ def is_blank(text: str) -> bool:
     return all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text)
 
 
-def _read_bytes(stream: BinaryIO, name: str) -> bytes:
-    """Return all bytes of a stream; refuse more than MAX_BYTES."""
-    raw = stream.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise AttnscopeError(*make_too_long_message(name))
-    return raw
-
-
 def make_too_long_message(name: str) -> tuple[str, str]:
     """Return the message for a text of more than MAX_BYTES, and its hint."""
     return (
@@ -461,8 +453,15 @@ def require_plain_text(path: str, subject: str) -> None:
             raise UsageError(f"{subject} is {format_name}", hint)
 
 
-def _decode(raw: bytes, name: str) -> str:
-    """Return the text of UTF-8 bytes. Line ends become newlines, and newlines at the end are removed."""
+def _read_stream(stream: BinaryIO, name: str) -> str:
+    """Return the text of a stream of UTF-8. Line ends become newlines, and newlines at the end are removed.
+
+    Messages call the stream `name`.
+    """
+    # Read one byte more than is allowed, to see whether there is more.
+    raw = stream.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise AttnscopeError(*make_too_long_message(name))
     format_and_hint = find_other_format(raw)
     if format_and_hint is not None:
         format_name, hint = format_and_hint

@@ -427,9 +427,9 @@ def _measure_here(
             # Add a note, unless Ctrl-C came after the last text of the block. Broken texts were measured too.
             n_all = len(block.texts)
             if finished.n_texts + finished.left_out.n != n_all:
-                note = "Interrupted in the first block of texts, which begins with the longest"
                 interruption = KeyboardInterrupt(
-                    f"{note}: these are {finished.n_texts:,} of its {n_all:,}."
+                    "Interrupted in the first block of texts, which begins with the longest: "
+                    f"these are {finished.n_texts:,} of its {n_all:,}."
                 )
             raise interruption
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.core.attention.precision import in_float64
@@ -189,17 +188,22 @@ class _WeightsReader:
             "dimension": self._model.info.d_model - int(self._is_centred),
             "n_draws": N_RANDOM_HEADS,
         }
-        arrays: dict[str, NDArray[Any]] = {
-            "composition": self._shares,
-            "sender_spread": self._sender_spread,
-            "receiver_spread": self._receiver_spread,
-        }
         directions = sorted(self._directions, key=lambda row: int(row["head"]))
         tables = {"heads": table, "directions": Table.of(HeadWeights.TABLES["directions"], directions)}
         run = run_facts(self._model.info, self._notes)
         run["seed"] = self._seed
         # No text was studied, so the corpus is empty.
-        return HeadWeights(run, corpus={}, options=options, tables=tables, grids=arrays)
+        return HeadWeights(
+            run,
+            corpus={},
+            options=options,
+            tables=tables,
+            grids={
+                "composition": self._shares,
+                "sender_spread": self._sender_spread,
+                "receiver_spread": self._receiver_spread,
+            },
+        )
 
     # Tokens
 

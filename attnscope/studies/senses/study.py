@@ -123,8 +123,10 @@ def sound_heads(
                 f"{amount(len(inputs), 'recording')} and {amount(len(transcripts), 'transcript')}",
                 "give one for each, or leave out the text",
             )
-        pairs = zip(inputs, transcripts, strict=True)
-        inputs = [replace(recording, text=transcript) for recording, transcript in pairs]
+        inputs = [
+            replace(recording, text=transcript)
+            for recording, transcript in zip(inputs, transcripts, strict=True)
+        ]
     return _measure_inputs(model, _RecordingMeasurer, inputs, report)
 
 
