@@ -1,7 +1,8 @@
-"""Run a model and keep its attention on a batch. `core.attention.row_samples.read_rows` then reads weights from it.
+"""Run a model and keep its attention on a batch.
 
 The seam is the one function, in `core.attention.seam`, through which attnscope computes the attention of all layers. A
-call of it holds the queries, keys and values of a layer.
+call of it holds the queries, keys and values of a layer. `core.attention.row_samples.read_text_rows` reads weights from
+kept calls.
 """
 
 from collections.abc import Mapping, Sequence
