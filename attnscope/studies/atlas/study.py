@@ -69,8 +69,8 @@ def atlas(
         options.heads,
         report,
         workers,
-        make_measurer=partial(AtlasMeasurer, options=options),
-        empty_part=ScoredSums(),
+        measurer=partial(AtlasMeasurer, options=options),
+        empty=ScoredSums(),
     )
     assert isinstance(sums, ScoredSums)
     if sums.scores is None:
