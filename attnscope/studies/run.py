@@ -283,7 +283,9 @@ def run_blocks(
         if workers is None:
             outcomes = _measure_here(make_measurer(*models), unread_blocks, sums.report_block)
         else:
-            loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
+            loaders = [
+                model_workers.loader(model) for model_workers, model in zip(workers, models, strict=True)
+            ]
             # All workers run in one executor, such as processes of this machine.
             executor = workers[0].executor_on(models[0].info.device)
             outcomes = executor.map_blocks(_MeasureBlock(loaders, make_measurer), unread_blocks)

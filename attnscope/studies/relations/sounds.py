@@ -107,7 +107,7 @@ def sound_relations(
     run = run_blocks(
         SoundMeasurer,
         (model,),
-        _recordings(model, corpus),
+        _read_recordings(model, corpus),
         MeasuredPart(),
         report=report,
         get_share=lambda _: share_read(corpus),
@@ -214,7 +214,7 @@ class LinkedRecording(LinkedChunk):
     timing: Timing
 
 
-def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
+def _read_recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
     """Yield each recording as a block. Lines without a readable recording are added to `corpus.problems`."""
     half_splitter = HalfSplitter()
     seen_recordings: set[tuple[str, tuple[TimedWord, ...]]] = set()
@@ -250,15 +250,17 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             yield LinkBlock((), unmeasured)
             continue
         rule_hits = _count_rule_hits(links, len(words), n_frames)
-        # Recordings without a document have a source of their own, the hash of their sound.
+        # Assign the recording to a half. Without a document, recordings with the same sound are of one source.
         halves, is_first = half_splitter.deal(document or digest)
         text_hits = TextHits(RELATION, halves, is_first, len(links), rule_hits)
         # The first word is not timed, see `Timing`. `source` holds the index of the link's word.
         timed_links = [link for link in links if link.link.source[0] > 0]
         starts_s = np.array([words[link.link.source[0]].start_s for link in timed_links])
         timing = Timing(halves, [link.tokens[0] for link in timed_links], starts_s, frame_s)
+        # A block has one text, the recording, which is its own only chunk: number 0 of 1. The cell adds up its hits.
         linked_recording = LinkedRecording(
             chunk=Chunk(0, 0, 1, reading.target),
+            # The targets of links are frames. Each frame takes the place of a word of an annotated text.
             unit_of_token=np.arange(n_frames),
             links=tuple(links),
             cells=(text_hits,),
@@ -306,6 +308,7 @@ def _place_words(
         stop = start + len(word.text)
         spans.append((start, stop))
         start = stop + 1
+    # `tokens_of_word` has the tokens of each word. `unit_of_word` has only words that share no token with another word.
     units = WordUnits(spans, target)
     links = []
     unmeasured: Reasons = Counter()
@@ -315,6 +318,7 @@ def _place_words(
         if not tokens or spoken_frames.start >= n_frames or spoken_frames.stop > n_frames + 1:
             unmeasured[RELATION, NOT_REACHED] += 1
         elif tokens[0] < 1 or number not in units.unit_of_word:
+            # No query precedes token 0, and a word that shares a token with another has no row of its own.
             unmeasured[RELATION, UNALIGNED] += 1
         else:
             # The query that writes a token stands one position before it.
