@@ -184,8 +184,7 @@ def _run_example(inputs: AttentionInputs) -> ProjectedAttention:
     from attnscope.core.attention.seam import AttentionCall, attend
     from attnscope.models.inside.projections import ProjectedAttention
 
-    # (3, token, d_model) → (3, 1, head, token, d_head), for Q, K and V at once.
-    # The heads of the example are columns of Q, K and V.
+    # Heads are columns of Q, K and V. Split all three at once: (3, token, d_model) → (3, 1, head, token, d_head).
     joined = torch.tensor(np.stack([inputs.Q, inputs.K, inputs.V]), dtype=torch.float32)
     query, key, value = joined.view(3, len(inputs.Q), inputs.n_heads, -1).transpose(1, 2)[:, None]
     call = AttentionCall(0, "encoder", query, key, value, inputs.scale)

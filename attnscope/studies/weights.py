@@ -403,6 +403,8 @@ class _WeightsReader:
                 return (embeddings[0], *arguments[1:]), keyword_arguments
             return (), {**keyword_arguments, "hidden_states": embeddings[0]}
 
+        # In this run the function replaces attention. It is called with the queries, keys and values of each layer, and
+        # returns the layer's usual output.
         def measure_call(call: AttentionCall) -> Tensor:
             for name, values in _measure_positions(call).items():
                 self._columns[name][self._rows_by_layer[call.layer]] = values.cpu().double().numpy()

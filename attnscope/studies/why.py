@@ -66,7 +66,8 @@ def why(
     Source:
         Elhage et al. 2021, "QK circuits".
     """
-    # Run the model, and compute its own scores of the query. A key is chosen by them if none is given.
+    # Refuse a model that computes attention by code of its own, since its queries and keys cannot be read. Then run the
+    # model, and compute its own scores of the query. If no key is given, the scores choose one.
     require_seam(model.info, "what its queries and keys are made of")
     layer_run = read_layer(model, text, layer, kind, [head])
     queries = layer_run.queries
