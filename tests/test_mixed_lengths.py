@@ -6,7 +6,7 @@ import torch
 import attnscope
 from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.attention.seam import attend
-from attnscope.models.hf.examples import depends_on_batch_length
+from attnscope.models.hf.examples import depends_on_batch
 from attnscope.models.model import Batch, MixedLengthsError
 from attnscope.studies.ablate import reading
 from attnscope.studies.atlas import rows as atlas_rows
@@ -73,13 +73,13 @@ def test_texts_of_one_kind_are_padded_together():
         ([40, 40], False, False),
     ):
         mask = padded(lengths).mask
-        assert [depends_on_batch_length(config, mask) for config in (longrope, dynamic, plain)] == [
+        assert [depends_on_batch(config, mask) for config in (longrope, dynamic, plain)] == [
             in_longrope,
             in_dynamic,
             False,
         ]
-    assert depends_on_batch_length(longrope, padded([9, 20]).mask[:1])  # type: ignore[index]  # one text, padded beyond
-    assert not depends_on_batch_length(longrope, None)
+    assert depends_on_batch(longrope, padded([9, 20]).mask[:1])  # type: ignore[index]  # one text, padded beyond
+    assert not depends_on_batch(longrope, None)
 
 
 STUDIES = {

@@ -97,10 +97,11 @@ def load(
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
-        has_options = device != "cpu" or dtype != "float32" or adapter is not None
-        if engine not in ("auto", "hf") or has_options:
-            hint = "move, cast or adapt (peft) it yourself, and leave out the options"
-            raise UsageError("a model in memory stays as it is", hint)
+        if engine not in ("auto", "hf") or device != "cpu" or dtype != "float32" or adapter is not None:
+            raise UsageError(
+                "a model in memory stays as it is",
+                "move, cast or adapt (peft) it yourself, and leave out the options",
+            )
         # No earlier comparison is stored for a model in memory, so check=None means True here.
         return _load_from_memory(spec, tokenizer, inputs, labels, check is not False)
     # Refuse options that do not apply to a model from files.
@@ -154,8 +155,10 @@ def _require_device_options(
     is_default_device = device in ("cpu", "auto")
     if device_map is not None:
         if engine in ("native", "numpy") or not is_default_device:
-            hint = "leave out the other option"
-            raise UsageError("a device map goes with --engine hf, and instead of a device", hint)
+            raise UsageError(
+                "a device map goes with --engine hf, and instead of a device",
+                "leave out the other option",
+            )
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
     if engine == "numpy" and not (is_default_device and dtype == "float32"):

@@ -161,8 +161,7 @@ def list_models() -> list[ModelListing]:
             listings.append(ModelListing(name, f"{entry.about}; {entry.install}", "not here", None))
         else:
             listings.append(ModelListing(name, entry.about, state, folder))
-    for name, about in BUILT_IN.items():
-        listings.append(ModelListing(name, about, "built in", None))
+    listings += [ModelListing(name, about, "built in", None) for name, about in BUILT_IN.items()]
     # Models in the Hub's cache that the catalogue does not list.
     catalogue_ids = {entry.repo_id for entry in CATALOG.values()}
     for repo_id in cached_repo_ids():
@@ -205,8 +204,9 @@ def resolve(
         source = _resolve_path(spec, allow_pickle, trust_remote_code, config_only)
     except (OSError, RuntimeError) as error:
         # expanduser raises a RuntimeError for the home folder of an unknown user, such as "~nobody".
-        message = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
-        raise AttnscopeError(message, "give another folder") from error
+        raise AttnscopeError(
+            f"cannot look into {spec[:80]}: {first_line(error)[:80]}", "give another folder"
+        ) from error
     if source is not None:
         return source
     # A Hub id: from the cache, or downloaded.
@@ -240,8 +240,9 @@ def _resolve_path(
     path = path.absolute()
     if path.suffix == ".gguf":
         return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
-    hint = "give the folder that holds config.json and the weights"
-    raise AttnscopeError(f"{spec} is a file, not a model", hint)
+    raise AttnscopeError(
+        f"{spec} is a file, not a model", "give the folder that holds config.json and the weights"
+    )
 
 
 def _resolve_folder(spec: str, folder: Path) -> Source:
@@ -347,8 +348,10 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
             raise ValueError("that is an adapter, too")
         source = resolve(base, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AttnscopeError) as error:
-        message = f"{spec} is an adapter, and the model that it names as its base cannot be had: {first_line(error)}"
-        raise AttnscopeError(message, f"name its model: -m MODEL --adapter {spec}") from error
+        raise AttnscopeError(
+            f"{spec} is an adapter, and the model that it names as its base cannot be had: {first_line(error)}",
+            f"name its model: -m MODEL --adapter {spec}",
+        ) from error
     return replace(with_adapter(source, folder), spec=spec)
 
 
@@ -372,8 +375,9 @@ def read_config(source: Source) -> dict[str, Any]:
                 if is_count and value > MAX_LAYERS_OR_HEADS:
                     raise ValueError(f"it asks for {name} {value:,}")
     except (OSError, ValueError, AttributeError) as error:
-        message = f"cannot read {path}: {first_line(error)}"
-        raise AttnscopeError(message, "get the file again, or name another model") from error
+        raise AttnscopeError(
+            f"cannot read {path}: {first_line(error)}", "get the file again, or name another model"
+        ) from error
     return config
 
 
@@ -430,8 +434,10 @@ def _download(
     with _translate_hub_errors(repo_id):
         names = _list_files(repo_id, revision)
         if "config.json" not in names:
-            message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
-            raise AttnscopeError(message, "name another model")
+            raise AttnscopeError(
+                f"{repo_id} on the Hub holds no config.json, so it is not a transformers model",
+                "name another model",
+            )
         # Choose the files: configuration and tokenizer, weights in one format, and Python code only if it may run.
         if config_only:
             files = {"config.json"}
@@ -488,12 +494,11 @@ def _translate_hub_errors(repo_id: str) -> Iterator[None]:
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    offline_hint = (
-        "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
-    )
+    # The hint of errors of the network and the cache. Other errors get their own.
+    hint = "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
     message_start = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
     if constants.HF_HUB_OFFLINE:
-        raise AttnscopeError(f"{message_start} HF_HUB_OFFLINE forbids downloading it", offline_hint)
+        raise AttnscopeError(f"{message_start} HF_HUB_OFFLINE forbids downloading it", hint)
     try:
         yield
     except AttnscopeError:
@@ -513,5 +518,4 @@ def _translate_hub_errors(repo_id: str) -> Iterator[None]:
         else:
             # Any other error comes from the network or the cache.
             message = f"{message_start} the Hub cannot be reached: {first_line(error)}"
-            hint = offline_hint
         raise AttnscopeError(message, hint) from error

@@ -44,8 +44,10 @@ def choose_device(name: str, dtype: str) -> tuple[torch.device, torch.dtype]:
         device = torch.zeros(1, device=name).device
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        hint = "--device auto takes the best there is; cpu is always there"
-        raise AttnscopeError(f"cannot compute on device {name!r}: {first_line(error)}", hint) from error
+        raise AttnscopeError(
+            f"cannot compute on device {name!r}: {first_line(error)}",
+            "--device auto takes the best there is; cpu is always there",
+        ) from error
     if torch_dtype == torch.float64 and not has_float64(device):
         raise AttnscopeError(f"{device} has no float64", "choose --dtype float32, or --device cpu")
     return device, torch_dtype
@@ -71,7 +73,7 @@ def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
 # Several devices --------------------------------------------------------------------------------------------------
 
 
-def make_spreading_options(device_map: DeviceMap) -> dict[str, Any]:
+def make_spread_options(device_map: DeviceMap) -> dict[str, Any]:
     """Return the options of transformers' `from_pretrained` that make accelerate spread a model over devices."""
     if isinstance(device_map, str):
         require_choice("device map", device_map, ("auto", "balanced", "balanced_low_0", "sequential"))

@@ -173,12 +173,11 @@ def cached_folder(
     repository = _cache_folder() / f"models--{repo_id.replace('/', '--')}"
     # Any error on the way means that the model is not there, or not complete.
     with contextlib.suppress(OSError, ValueError, AttnscopeError):
-        # A branch or a tag is a file that holds its commit. Any other revision is a commit itself.
-        commit = revision
+        # Replace a branch or a tag by its commit, which a file holds. Any other revision is a commit itself.
         reference = repository / "refs" / revision
         if reference.is_file():
-            commit = reference.read_text("ascii").strip()
-        folder = repository / "snapshots" / commit
+            revision = reference.read_text("ascii").strip()
+        folder = repository / "snapshots" / revision
         require_model_files(folder, allow_pickle, config_only)
         return folder
     return None

@@ -70,8 +70,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Attention
 
     Args:
         model: The model, without the head for its task.
-        check: Whether to compare it with eager attention. If False, it is compared only if some of its layers have no
-            attention: then an attention that bypasses the seam would go unnoticed.
+        check: Whether to compare it with eager attention. If False, it is compared only if layers lack attention.
 
     Raises:
         AttnscopeError: Neither the seam nor the eager path shows the model's true attention.
@@ -83,8 +82,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Attention
             # The seam path: find the layers from the calls at the seam, then compare with eager attention.
             output, seen = _trace_alone(model, padded, alone)
             survey = read_survey(model.config, alone, output, seen)
-            some_lack_attention = survey.n_calls < sum(survey.n_layers.values())
-            if check or some_lack_attention:
+            if check or survey.n_calls < sum(survey.n_layers.values()):
                 notes = _check_seam(model, survey, padded, alone, _collect_outcome(survey, output, seen))
                 survey = replace(survey, notes=(*survey.notes, *notes))
             return replace(survey, checked=check)
@@ -136,7 +134,6 @@ def _check_seam(
         outcome: The outcome of `alone` at the seam.
     """
     notes = check_agreement(model, survey, alone, outcome)
-    # Two texts padded to one length.
     if padded is not alone:
         output, seen = trace_attention(model, padded)
         padded_outcome = _collect_outcome(survey, output, seen)
@@ -170,7 +167,7 @@ def _cut_last_text(padded_outcome: Outcome, alone_outcome: Outcome) -> Outcome:
     cut_outcome = {}
     for name, values in alone_outcome.items():
         # (1, query, head, key) or (1, token, d_model)
-        n_rows, n_columns = values.shape[1], values.shape[-1]
+        _, n_rows, *_, n_columns = values.shape
         cut_outcome[name] = padded_outcome[name][-1:, :n_rows, ..., :n_columns]
     return cut_outcome
 
@@ -332,8 +329,10 @@ def check_agreement(
     if error <= _MIN_VISIBLE_ERROR:
         return []
     wider_dtype = "float64" if model.dtype == torch.float32 else "float32"
-    note = f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}"
-    return [f"{note}: another device or batch may show others. --dtype {wider_dtype} rounds less."]
+    return [
+        f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}: "
+        f"another device or batch may show others. --dtype {wider_dtype} rounds less."
+    ]
 
 
 def require_equal(

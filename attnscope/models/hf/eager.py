@@ -73,12 +73,13 @@ def run_eager(
     weights_by_kind: WeightsByKind = {}
     for kind, field in field_by_kind.items():
         # A layer without attention may be None.
-        layers = getattr(output, field, None) or ()
-        weights_by_kind[kind] = [layer for layer in layers if layer is not None]
+        weights_by_kind[kind] = [x for x in getattr(output, field, None) or () if x is not None]
     # Longformer's encoder returns a band around the diagonal.
     if hasattr(model.config, "attention_window"):
-        window = model.config.attention_window
-        weights_by_kind["encoder"] = [_expand_band(band, window) for band in weights_by_kind["encoder"]]
+        bands = weights_by_kind["encoder"]
+        weights_by_kind["encoder"] = [
+            _expand_band(band, model.config.attention_window) for band in bands
+        ]
     return output, weights_by_kind
 
 
@@ -111,9 +112,8 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
     """
     # The eager softmax of many models computes in 32 bits even if the model computes in 64.
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-    is_in_16_bits = eps > 1e-5
-    # Well above the 1 and 5 that were observed
-    n_units = 4 if is_in_16_bits else 128
+    # In 16 bits eps is above 1e-5. Both limits are well above the 1 and 5 that were observed.
+    n_units = 4 if eps > 1e-5 else 128
     return n_units * eps * math.sqrt(1 + n_calls)
 
 

@@ -77,10 +77,10 @@ def make_examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[
         padded, alone = _make_samples(model, name, generator)
     if model.config.is_encoder_decoder:
         if not forward_accepts(model, "decoder_input_ids"):
-            message = (
-                f"{model.config.model_type} has a decoder that reads no text, which is not supported"
+            raise AttnscopeError(
+                f"{model.config.model_type} has a decoder that reads no text, which is not supported",
+                OWN_INPUTS_HINT,
             )
-            raise AttnscopeError(message, OWN_INPUTS_HINT)
         target_padded, target_alone = _make_texts(model, "decoder_", target_lengths, generator)
         # A batch of two inputs needs two decoder texts; a single large input needs one.
         if padded is not alone:
@@ -126,8 +126,9 @@ def _make_texts(
         for name, value in _list_settings(model.config)
         if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
     }
-    n_ids = min(vocab_size(model), 1000)
-    plain_ids = torch.tensor([token_id for token_id in range(n_ids) if token_id not in special_ids])
+    plain_ids = torch.tensor(
+        [token_id for token_id in range(min(vocab_size(model), 1000)) if token_id not in special_ids]
+    )
     # (text, token): indices into plain_ids
     choices = torch.randint(len(plain_ids), (2, lengths[0]), generator=generator)
     # (text, token): True at real tokens
@@ -283,7 +284,7 @@ def length_beyond(reach: int) -> int:
     return reach + 1 + min(reach // 2, 32)
 
 
-def depends_on_batch_length(config: Any, mask: Tensor | None) -> bool:
+def depends_on_batch(config: Any, mask: Tensor | None) -> bool:
     """Return whether the longest text of a batch changes what a model computes for the shorter ones.
 
     Rotary positions of type "longrope" choose between short and long factors by the longest text of a batch. Rotary

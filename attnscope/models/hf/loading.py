@@ -1,7 +1,7 @@
-"""Load a Hugging Face model from its files.
+"""Load a Hugging Face model from its files, with its tokenizer and processor.
 
 A model is refused unless its files hold all weights that its attention depends on. Pickles, and Python code that comes
-with a model, are loaded only if the user asks for it.
+with a model, are loaded only if the user allows it. The *base* of a model is the model without the head for its task.
 """
 
 import contextlib
@@ -21,12 +21,7 @@ from transformers.models.auto import processing_auto
 
 from attnscope.errors import AttnscopeError, as_failure, first_line, parse_json
 from attnscope.models.catalog import ADAPTER_FILE, Source, verify_sha256
-from attnscope.models.devices import (
-    DeviceMap,
-    choose_device,
-    describe_device_map,
-    make_spreading_options,
-)
+from attnscope.models.devices import DeviceMap, choose_device, describe_device_map, make_spread_options
 from attnscope.models.files import file_sha256, weight_files
 from attnscope.models.hf.assembling import assemble, processor_kind
 from attnscope.models.hf.heads import class_to_load, output_embeddings
@@ -61,50 +56,51 @@ def load_huggingface(
     device_map: DeviceMap | None = None,
 ) -> HuggingFaceModel:
     """Load a model and its tokenizer from a folder; `models.load` explains the options and errors."""
-    # Check names, files and hashes before transformers is asked for anything.
-    torch_device, precision = choose_device(device, dtype)
+    # Check names, files and hashes before transformers loads anything.
+    torch_device, torch_dtype = choose_device(device, dtype)
     folder = source.files_folder
     if source.adapter is not None:
         require_loadable_adapter(source.adapter)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    weight_options: dict[str, Any] = {"dtype": precision}
+    weight_options: dict[str, Any] = {"dtype": torch_dtype}
     if device_map is not None:
-        weight_options |= make_spreading_options(device_map)
-    gguf = _gguf_file(source)
-    if gguf is None:
+        weight_options |= make_spread_options(device_map)
+    gguf_name = _gguf_file(source)
+    if gguf_name is None:
         files = weight_files(folder, allow_pickle=allow_pickle)
         weight_options["use_safetensors"] = any(path.suffix == ".safetensors" for path in files)
         sha256 = verify_sha256(source)
     else:
-        options["gguf_file"] = gguf
-        sha256 = file_sha256(folder / gguf)
+        options["gguf_file"] = gguf_name
+        sha256 = file_sha256(folder / gguf_name)
     with mute_transformers():
-        # Read tokenizer, weights, adapter and processor.
+        # Load tokenizer, weights, adapter and processor.
         own_tokenizer = _open_tokenizer(folder, options)
         model, notes = _read_model(source, folder, options, weight_options)
         adapter = Adapter()
         if source.adapter is not None:
             adapter = merge_adapter(model, source.adapter)
-            # The hash identifies the model in all results: with an adapter it is another model.
+            # The hash identifies the model in all results. With an adapter, the model is another one.
             sha256 = hashlib.sha256(f"{sha256}\n{adapter.sha256}\n".encode()).hexdigest()
         base = base_of(model)
         tokenizer, processor = _choose_tokenizer_and_processor(
             source.name, folder, base, own_tokenizer, options
         )
-        # Move the model to its device, unless accelerate has spread it, and check its numbers.
+        # Move the model to its device, unless accelerate has spread it over several. Refuse NaN and infinite weights.
         if device_map is None:
             _move_to_device(model, torch_device, source.name)
         else:
+            # accelerate sets hf_device_map, module path -> device, if the model is spread; "" is the whole model.
             notes.append(describe_device_map(getattr(model, "hf_device_map", {"": "cpu"})))
         model.train(False).requires_grad_(False)
         _require_finite(model, source.name)
-        # The result of the self-check is remembered by these hashes. For GGUF, quantised weights and several devices it
-        # depends on more than the files, so the check runs at every load.
-        is_plain = gguf is None and device_map is None and not describe_quantisation(model.config)
+        # The result of the self-check is stored under these hashes. For GGUF, quantised weights, several devices and
+        # remote code it depends on more than these files, so the check runs at every load.
+        is_plain = gguf_name is None and device_map is None and not describe_quantisation(model.config)
         hashes = None
         if check is not False and is_plain and not trust_remote_code:
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
-            # The adapter's weights are part of sha256 already; its configuration scales them.
+            # The adapter's weights are part of sha256 already. Its configuration holds their scale.
             if source.adapter is not None:
                 hashes["adapter"] = file_sha256(source.adapter / ADAPTER_FILE)
         raw = RawModel(
@@ -135,12 +131,12 @@ def _move_to_device(model: nn.Module, device: torch.device, name: str) -> None:
 
 
 def _require_finite(model: nn.Module, name: str) -> None:
-    """Refuse weights of which some are NaN or infinite."""
+    """Refuse a model in which a weight is NaN or infinite."""
     for key, parameter in model.named_parameters():
-        # A parameter that accelerate left on disk is read when its layer runs.
+        # A parameter that accelerate left on disk has no values before its layer runs.
         if parameter.is_meta:
             continue
-        # If the sum is finite, so is each weight. If it is not, it may have overflowed: look at each weight.
+        # The sum is fast. If it is finite, each weight is. If it is not, the sum may have overflowed: test each weight.
         total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
         if not total.isfinite() and not parameter.isfinite().all():
             raise AttnscopeError(
@@ -163,16 +159,16 @@ _TOKENIZER_FILES = (
     "*.tiktoken",
     "*.gguf",
 )
-"""Patterns of file names: a folder with a tokenizer has at least one such file."""
+"""Patterns of file names. A folder that holds a tokenizer has a file that matches one of them."""
 
 
 def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokenizer | None:
-    """Return the tokenizer of a folder; None where it holds none, as with models that read no text."""
+    """Return the tokenizer in a folder; None if the folder holds no tokenizer, as for models that read no text."""
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         return None
     with _translate_load_errors("tokenizer", folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        # If the files that its class needs are missing, transformers makes a tokenizer of special tokens alone.
+        # If files are missing, transformers makes a tokenizer that has only special tokens.
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise AttnscopeError(
                 f"{type(tokenizer).__name__} finds no vocabulary in {folder}",
@@ -189,22 +185,22 @@ def _choose_tokenizer_and_processor(
     tokenizer: HuggingFaceTokenizer | None,
     options: dict[str, Any],
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
-    """Return a model's tokenizer, one that refuses texts if it reads none; and its processor, None if it has none.
+    """Return a model's tokenizer and its processor, which turns pictures or sound into inputs (None = no processor).
 
-    The processor turns pictures or sound into the model's inputs.
+    A model that reads no text gets a placeholder for a tokenizer, which refuses texts.
 
     Args:
-        name: What to call the model.
-        folder: Its files.
-        base: The model without its head.
-        tokenizer: The one in the files; None = they hold none.
-        options: Of transformers' `from_pretrained`.
+        name: The model's name in messages.
+        folder: The folder of its files.
+        base: The model without its task head.
+        tokenizer: The tokenizer in the folder; None = the folder holds no tokenizer.
+        options: Options of transformers' `from_pretrained`.
     """
     kind = processor_kind(base)
     tower = picture_tower(base)
     has_processor = holds_processor(folder)
     processor = None
-    # A model with a vision tower (CLIP, TrOCR) can also be shown on texts alone: its image processor may be missing.
+    # A model with a vision tower (CLIP, TrOCR) can also be shown on texts, so its image processor may be missing.
     if kind == "image_processor" and (tower is None or has_processor):
         processor = open_image_processor(folder, options)
     elif kind == "feature_extractor" and has_processor:
@@ -212,13 +208,13 @@ def _choose_tokenizer_and_processor(
         with _translate_load_errors("feature extractor", folder):
             processor = auto.from_pretrained(folder, **options)
     elif kind == "processor" and tokenizer is not None and has_processor:
-        # Of other families it is not known which token stands for which part of a picture: they read texts alone.
+        # For other families, attnscope does not know which token is which part of a picture: they get only texts.
         model_type = base.config.model_type
         if choose_cross_reader(base) is not None or model_type in FAMILIES:
             processor = open_processor(folder, tokenizer.backend, model_type, options)
-    # A vision tower before a decoder (TrOCR) can be shown without a tokenizer.
-    is_optional = tower is not None and text_tower(base) is None
-    if not reads_or_writes_text(base) or (is_optional and tokenizer is None):
+    # The vision tower of a model with a decoder (TrOCR) can be shown without a tokenizer.
+    is_tokenizer_optional = tower is not None and text_tower(base) is None
+    if not reads_or_writes_text(base) or (is_tokenizer_optional and tokenizer is None):
         return make_wordless_tokenizer(name, base), processor
     if tokenizer is None:
         raise AttnscopeError(
@@ -240,7 +236,7 @@ def holds_processor(folder: Path) -> bool:
 
 
 def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
-    """Return the image processor of a folder. It uses Pillow, whether torchvision is installed or not."""
+    """Return the image processor in a folder. It uses Pillow even if torchvision is installed."""
     if not holds_processor(folder):
         raise AttnscopeError(
             f"{folder} holds no image processor",
@@ -249,16 +245,16 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
     class_name = _read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type")
     auto: Any = transformers.AutoImageProcessor
     with _translate_load_errors("image processor", folder):
-        # DINOv3's exists for torchvision only. ViT's does the same, but rounds the colours of the resized picture.
+        # DINOv3's image processor needs torchvision. ViT's does the same, but rounds the colours after resizing.
         if class_name in ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast"):
             return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
         return auto.from_pretrained(folder, backend="pil", **options)
 
 
 def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mapping[str, Any]) -> Any:
-    """Return the processor of a folder for pictures and words, with an image processor that needs Pillow alone.
+    """Return the processor of pictures with words in a folder. Its image processor needs only Pillow.
 
-    Its class is the first that a file names, else the one that transformers has for the model's type.
+    Its class is the first one that a file names, otherwise the class that transformers has for the model type.
     """
     parts = {"image_processor": open_image_processor(folder, options), "tokenizer": tokenizer}
     files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -272,7 +268,7 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
             "save it there: AutoProcessor.from_pretrained(…).save_pretrained(…)",
         )
     with _translate_load_errors("processor", folder):
-        # Make it of these parts: transformers would load others, which need torchvision.
+        # Make the processor from these parts. transformers would load other parts, which need torchvision.
         processor_class = drop_video_processor(named_class)
         settings, _ = processor_class.get_processor_dict(folder, local_files_only=True)
         arguments = [parts.get(name) for name in named_class.get_attributes()]
@@ -280,14 +276,14 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
 
 
 def drop_video_processor(processor_class: Any) -> Any:
-    """Return a subclass, of the same name, of a class of processors: it needs no video processor."""
+    """Return a subclass of a processor class, with the same name, that needs no video processor."""
     attributes = [name for name in processor_class.get_attributes() if "video" not in name]
     methods = {"get_attributes": classmethod(lambda cls: attributes)}
     return type(processor_class.__name__, (processor_class,), methods)
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a JSON file; {} where it cannot be read."""
+    """Return the settings in a JSON file; {} if the file cannot be read."""
     try:
         return dict(parse_json(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -295,7 +291,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _translate_load_errors(part: str, folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Return a context that makes one line of any error on the files of a part, such as "tokenizer"."""
+    """Return a context that turns any error into one line about the files of a part, such as "tokenizer"."""
     return as_failure(
         f"cannot load the {part} in {folder}", "get its files again, or install what it needs"
     )
@@ -311,42 +307,43 @@ def _read_model(
     weight_options: dict[str, Any],
     auto: Any = None,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model in a folder, and notes on weights that the files lack or hold besides.
+    """Return the model in a folder, and notes on weights that the files lack or hold in addition.
 
     Args:
-        source: Where the model is from.
-        folder: Its files.
-        options: Of transformers' `from_pretrained`.
-        weight_options: More of these, for the weights only.
-        auto: The class of transformers that loads it; None = the one of `class_to_load`.
+        source: The origin of the model.
+        folder: The folder of its files.
+        options: Options of transformers' `from_pretrained`, for the configuration and the weights.
+        weight_options: More options, for the weights only.
+        auto: The class of transformers that loads it; None = choose it by `class_to_load`.
 
     Raises:
-        AttnscopeError: It does not load, or weights that attention depends on are missing or of another shape.
+        AttnscopeError: It does not load, or weights that attention depends on are missing or have another shape.
     """
     config: Any = None
     is_gguf = "gguf_file" in options
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        # The files may ask for an attention kernel, such as flash_attention_2, which attnscope replaces: drop it.
+        # Drop the attention kernel that the files ask for, such as flash_attention_2: attnscope replaces it.
         for part in collect_configs(config):
             part._attn_implementation_internal = None
         auto = auto or class_to_load(config, is_gguf=is_gguf)
-        # transformers shows a progress bar for GGUF files that no switch turns off.
+        # transformers shows a progress bar for GGUF files that cannot be switched off.
         with contextlib.redirect_stderr(io.StringIO()) if is_gguf else contextlib.nullcontext():
             model, report = auto.from_pretrained(
                 folder,
                 config=config,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                # A folder that does not exist: peft would load an adapter beside the model, and report on that alone.
+                # No such subfolder exists. Otherwise transformers would load an adapter in the folder, and `report`
+                # would be about the adapter.
                 adapter_kwargs={"subfolder": "none"},
                 **options,
                 **weight_options,
             )
     except Exception as error:
-        # Transformers, safetensors and torch raise what they like on damaged files.
+        # Transformers, safetensors and torch raise exceptions of any class on damaged files.
         raise _explain_load_error(error, source, config) from error
-    # transformers draws weights at random where they are missing or of another shape.
+    # transformers initialises weights at random if they are missing or have another shape.
     mismatched = sorted(report["mismatched_keys"])
     if mismatched:
         key, own_shape, expected = mismatched[0]
@@ -363,16 +360,18 @@ def _read_model(
             f"{source.name} lacks {len(needed)} weights, such as {needed[0]}, and random ones would take their place",
             "the files are incomplete, or of another model than config.json describes",
         )
-    # Note what the files lack, and what they hold besides.
-    missing = sorted(set(top_parts.values()))
+    # Note parts that the files lack, and parts that they hold in addition.
+    missing_parts = sorted(set(top_parts.values()))
     notes = list(notes_on_quantisation(config))
-    if missing:
-        notes.append(f"The files hold no {' and no '.join(missing)}; attention does not depend on it.")
+    if missing_parts:
+        notes.append(
+            f"The files hold no {' and no '.join(missing_parts)}; attention does not depend on it."
+        )
     if not describe_quantisation(config):
         notes += notes_on_extras(model, report["unexpected_keys"], source.name)
-    # A head with random weights would predict noise: go on with the base model alone. A class that is its own base
-    # model, head included (T5), is loaded again without the head.
-    if any(part != "pooler" for part in missing):
+    # A head with random weights would predict noise, so return only the base model. A class that is its own base model,
+    # head included (T5), is loaded again, as a model without the head.
+    if any(part != "pooler" for part in missing_parts):
         if model.base_model is model:
             model = _read_model(source, folder, options, weight_options, transformers.AutoModel)[0]
         model = model.base_model
@@ -380,16 +379,18 @@ def _read_model(
 
 
 def _explain_load_error(error: Exception, source: Source, config: Any) -> AttnscopeError:
-    """Return the error that says why a model does not load; `config` is None where it could not be read either."""
+    """Return the error that says why a model does not load; `config` is None if that could not be read either."""
     line = first_line(error)
     quantised = describe_quantisation(config)
     if "trust_remote_code" in str(error) or "custom code" in str(error):
-        message = f"{source.name} brings its own Python code, which could do anything"
-        return AttnscopeError(message, "--trust-remote-code if you have read it and trust it")
-    if quantised:
-        message = f"{source.name} is {quantised}, and cannot be loaded here: {line}"
         return AttnscopeError(
-            message, "name the checkpoint with unquantised weights, or install what it needs"
+            f"{source.name} brings its own Python code, which could do anything",
+            "--trust-remote-code if you have read it and trust it",
+        )
+    if quantised:
+        return AttnscopeError(
+            f"{source.name} is {quantised}, and cannot be loaded here: {line}",
+            "name the checkpoint with unquantised weights, or install what it needs",
         )
     return AttnscopeError(
         f"cannot load {source.name} with transformers {transformers.__version__}: {line}",
@@ -398,15 +399,15 @@ def _explain_load_error(error: Exception, source: Source, config: Any) -> Attnsc
 
 
 def top_part_of(key: str, model: PreTrainedModel) -> str:
-    """Return the part on top of the base model that a weight belongs to, such as "lm_head"; "" if it is on none.
+    """Return the part on top of the base model that a weight belongs to, such as "lm_head"; "" if it is in the base.
 
-    What counts is where the part stands in the model, not its name, for routers have classifiers too. The pooler is the
-    only part that counts although it stands within the base model.
+    The position of the part in the model decides, not its name: "classifier" may be in a router. Only the pooler counts
+    as on top although it is in the base model, because attention does not depend on it.
     """
     part = _first_module(key, model)
     if part == "pooler":
         return part
-    # All that is outside of the base model is on top of it.
+    # Every weight outside of the base model is on top of it.
     if model.base_model is not model:
         return "" if key.startswith(f"{model.base_model_prefix}.") else part
     # A model that is its own base has at most the output embeddings on top.
@@ -416,7 +417,7 @@ def top_part_of(key: str, model: PreTrainedModel) -> str:
     return ""
 
 
-# Weights in old files that today's models compute (masks and positions) or do not use (version marks).
+# Weights in old files that current models compute (masks, positions) or do not use (version marks)
 _UNUSED_WEIGHT = re.compile(
     r"(^|\.)(position_ids|inv_freq|masked_bias|causal_mask|version|num_batches_tracked)$"
     r"|(attn|attention)\.bias$|_scale$"
@@ -424,12 +425,12 @@ _UNUSED_WEIGHT = re.compile(
 
 
 def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: str) -> list[str]:
-    """Return a note on the weights that the files hold beyond those of the model.
+    """Return a note on weights in the files that the model does not have.
 
     Args:
         model: The loaded model.
-        unexpected: Names of weights for which transformers found no place in it.
-        name: What to call the model.
+        unexpected: Names of the weights that transformers could not assign to a parameter.
+        name: The model's name in messages.
 
     Raises:
         AttnscopeError: A weight belongs to a part that the base model has, so that part would be computed without it.
@@ -438,10 +439,10 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: s
     extras = [key for key in sorted(unexpected) if key not in buffers and not _UNUSED_WEIGHT.search(key)]
     parts = {key: _first_module(key, model) for key in extras}
     modules = model.base_model._modules
-    used = [key for key, part in parts.items() if part != "pooler" and modules.get(part) is not None]
-    if used:
+    needed = [key for key, part in parts.items() if part != "pooler" and modules.get(part) is not None]
+    if needed:
         raise AttnscopeError(
-            f"{name} holds {len(used)} weights that its config.json has no place for, such as {used[0]}: attention "
+            f"{name} holds {len(needed)} weights that its config.json has no place for, such as {needed[0]}: attention "
             "would be computed without them",
             "give the config.json that belongs to the weights",
         )
@@ -450,12 +451,12 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: s
 
 
 def _first_module(key: str, model: PreTrainedModel) -> str:
-    """Return the module of the base model that a weight belongs to: "bert.encoder.layer.0.…" -> "encoder".
+    """Return the top module of the base model that a weight belongs to: "bert.encoder.layer.0.…" -> "encoder".
 
-    Files may put the base model's name in the whole model, here "bert", before the weights of the base model.
+    The prefix "bert" is the base model's name within a model with a head. Files of the base model may have it too.
     """
     prefix = model.base_model_prefix
-    # Some base models have a module of that name: there it is no prefix.
+    # If a base model has a module of that name, the name is no prefix.
     if model.base_model is not model or prefix not in model._modules:
         key = key.removeprefix(f"{prefix}.")
     return key.partition(".")[0]
@@ -475,14 +476,16 @@ def read_gguf_config(source: Source) -> dict[str, Any]:
 
 
 def _gguf_file(source: Source) -> str | None:
-    """Return the name of a model's GGUF file: the named one, or the only one in its folder; None if it is not GGUF."""
+    """Return the name of a model's GGUF file: `source.file`, or the only one in its folder; None if it is not GGUF."""
     if not source.is_gguf:
         return None
     folder = source.files_folder
     files = [source.file] if source.file else sorted(path.name for path in folder.glob("*.gguf"))
     if len(files) > 1:
-        hint = f"name one of them: {folder / files[0]}"
-        raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", hint)
+        raise AttnscopeError(
+            f"{folder} holds {len(files)} GGUF files, such as {files[0]}",
+            f"name one of them: {folder / files[0]}",
+        )
     if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
         raise AttnscopeError(
             f"{files[0]} needs the packages gguf and accelerate", "pip install gguf accelerate"

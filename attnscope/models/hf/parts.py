@@ -1,7 +1,8 @@
 """Find out about a transformers model from its code and configuration: its inputs, sizes, parts and adapters.
 
-What is shown is the base model, without the head for its task. Two towers that do not attend to each other, such as
-CLIP's for text and for pictures, are two models here. Errors of a model's own code are made one line.
+attnscope shows the *base* model, without the task head, such as the layers that predict tokens. A *tower* is a complete
+transformer within a model. CLIP has a text tower and a vision tower, which do not attend to each other: here they are
+two models. `translate_errors` turns errors of a model's own code into one line.
 """
 
 import contextlib
@@ -30,32 +31,32 @@ from attnscope.models.hf.tokenizer import WordlessTokenizer
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
-    """Return whether a model's forward has an argument of this name."""
+    """Return whether a model's forward has an argument with this name."""
     return name in inspect.signature(model.forward).parameters
 
 
 def fixed_arguments(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the arguments that every forward pass gets: no cache of keys and values, and outputs by name."""
-    wanted = {"use_cache": False, "return_dict": True}
-    return {name: value for name, value in wanted.items() if forward_accepts(model, name)}
+    """Return the arguments that every forward pass gets: no KV cache, and outputs by name instead of in a tuple."""
+    arguments = {"use_cache": False, "return_dict": True}
+    return {name: value for name, value in arguments.items() if forward_accepts(model, name)}
 
 
 def count_tokens(inputs: Mapping[str, Any]) -> int:
-    """Return how many tokens the longest text among a forward's arguments has; 0 without a text."""
+    """Return the number of tokens of the longest text among a forward's arguments; 0 without a text."""
     names = ("input_ids", "decoder_input_ids")
     return max((inputs[name].shape[1] for name in names if name in inputs), default=0)
 
 
 def main_input(model: PreTrainedModel) -> str:
-    """Return the name of a model's main input, such as "input_ids"; the first of several (OneFormer)."""
+    """Return the name of a model's main input, such as "input_ids"; for several (OneFormer) the first one."""
     name: Any = model.main_input_name
     return str(name if isinstance(name, str) else name[0])
 
 
 def input_name(model: PreTrainedModel) -> str:
-    """Return the name of the input that a model takes.
+    """Return the name of the main input that a model's forward really takes.
 
-    Some vision towers (CLIP's) name the main input of the whole model, which they do not take: theirs is pixel_values.
+    Some vision towers (CLIP's) declare "input_ids", the main input of the whole model. They take "pixel_values".
     """
     name = main_input(model)
     if forward_accepts(model, name) or not forward_accepts(model, "pixel_values"):
@@ -64,10 +65,10 @@ def input_name(model: PreTrainedModel) -> str:
 
 
 def causal_token_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Return the token types with which PaliGemma reads a text causally, (batch, token); {} for other models.
+    """Return the argument that gives PaliGemma causal attention on a text, (batch, token); {} for other models.
 
-    They are all 1. Without them its masks for eager attention differ from those for sdpa. In prompts beside pictures
-    all are 0: there tokens attend to later ones too.
+    PaliGemma's tokens of type 1 attend causally. Without token types, its masks for eager attention differ from its
+    masks for sdpa. Beside a picture, the tokens of a prompt have type 0: they attend to later tokens too.
     """
     if model.config.model_type != "paligemma":
         return {}
@@ -77,22 +78,23 @@ def causal_token_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]
 def patch_order_noise(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
     """Return the argument `noise`, (batch, patch), that keeps the patches of ViT-MAE in order; {} for other models.
 
-    ViT-MAE sorts patches by this noise, and hides the last ones. `pixels` are (batch, channel, height, width).
+    ViT-MAE sorts patches by this noise, by default random, and masks the last ones. `pixels` are (batch, channel,
+    height, width).
     """
-    size = getattr(model.config, "patch_size", None)
-    if not (forward_accepts(model, "noise") and isinstance(size, int)):
+    size_px = getattr(model.config, "patch_size", None)
+    if not (forward_accepts(model, "noise") and isinstance(size_px, int)):
         return {}
-    n_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
+    n_patches = (pixels.shape[-2] // size_px) * (pixels.shape[-1] // size_px)
     return {"noise": torch.arange(n_patches, device=pixels.device).expand(len(pixels), -1)}
 
 
 def hidden_states(output: Any) -> Tensor | None:
-    """Return the last hidden states in a model's output, (batch, token, d); None if it holds none.
+    """Return the last hidden states in a model's output, (batch, token, d_model); None if there are none.
 
-    Those of an encoder-decoder are its decoder's.
+    For an encoder-decoder, return the hidden states of the decoder.
     """
     for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
-        # One tensor, or a tuple of one for each layer.
+        # A tensor, or a tuple with one tensor per layer
         states = getattr(output, name, None)
         if states is not None and len(states):
             return states if isinstance(states, Tensor) else states[-1]
@@ -103,7 +105,7 @@ def hidden_states(output: Any) -> Tensor | None:
 
 
 def first_setting(config: Any, *names: str) -> Any:
-    """Return the value of the first of these settings that is not missing, 0 or empty; None if there is no such one.
+    """Return the value of the first of these settings that is not missing, 0 or empty; None if all are.
 
     A setting that differs between layers counts as missing.
     """
@@ -111,7 +113,7 @@ def first_setting(config: Any, *names: str) -> Any:
         try:
             value = getattr(config, name, None)
         except RuntimeError:
-            # transformers keeps settings of each layer (Gemma 4) apart, and raises where the whole is asked for one.
+            # transformers raises this if the setting may differ between layers (Gemma 4). Compare the layers' values.
             layers = getattr(config, "per_layer_config", None) or ()
             values = {getattr(layer, name, None) for layer in layers}
             value = values.pop() if len(values) == 1 else None
@@ -121,7 +123,7 @@ def first_setting(config: Any, *names: str) -> Any:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return the values of a setting that may be one or several."""
+    """Return the values of a setting that may be a list or a single value."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -145,15 +147,16 @@ def pad_token_id(model: PreTrainedModel) -> int:
 def position_table(model: nn.Module) -> nn.Embedding | None:
     """Return the embedding of absolute positions; None if a model has none, as with rotary or relative positions."""
     for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        is_of_positions = ("position" in last and "relative" not in last) or last == "wpe"
-        if is_of_positions and isinstance(module, nn.Embedding):
+        # "embeddings.position_embeddings" -> "position_embeddings"; GPT-2 calls it "wpe".
+        own_name = name.rpartition(".")[2]
+        is_absolute = ("position" in own_name and "relative" not in own_name) or own_name == "wpe"
+        if is_absolute and isinstance(module, nn.Embedding):
             return module
     return None
 
 
 def max_tokens(model: PreTrainedModel) -> int | None:
-    """Return the longest text a model takes, in tokens; None where there is no limit."""
+    """Return the length of the longest text that a model takes, in tokens; None = no limit."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
     limit = first_setting(model.config.get_text_config(), *names)
     # Relative positions have no limit, whatever the configuration says.
@@ -161,7 +164,7 @@ def max_tokens(model: PreTrainedModel) -> int | None:
     is_relative = table is None and any("relative" in name for name, _ in model.named_modules())
     if not isinstance(limit, int) or limit < 1 or is_relative:
         return None
-    # RoBERTa numbers positions from padding_idx + 1 on, so the first rows of its table serve no token.
+    # RoBERTa numbers positions from padding_idx + 1 on, so the first padding_idx + 1 rows of its table are unused.
     if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
         return limit - table.padding_idx - 1
     return limit
@@ -175,12 +178,12 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     inner = model.base_model
     if not isinstance(inner, PreTrainedModel):
         return model
-    # DINOv3 calls its stack of layers by the name of a base model, but the stack takes no pictures.
+    # DINOv3 declares its stack of layers as the base model, but the stack takes no pictures.
     inner_is_stack = forward_accepts(model, main_input(model)) and not forward_accepts(
         inner, main_input(inner)
     )
     base = model if inner_is_stack else inner
-    # UMT5EncoderModel has the configuration of an encoder-decoder. The encoder in it has its own.
+    # UMT5EncoderModel has the configuration of an encoder-decoder, though it has no decoder. Its encoder has its own.
     if (
         base.config.is_encoder_decoder
         and reads_text(base)
@@ -197,7 +200,7 @@ def reads_text(base: PreTrainedModel) -> bool:
 
 
 def reads_or_writes_text(base: PreTrainedModel) -> bool:
-    """Return whether a model takes token ids, at least in its decoder."""
+    """Return whether a model or its decoder takes token ids."""
     return reads_text(base) or forward_accepts(base, "decoder_input_ids")
 
 
@@ -217,23 +220,24 @@ def reads_pictures_in_text(base: PreTrainedModel) -> bool:
 
 
 def has_audio_window(base: PreTrainedModel) -> bool:
-    """Return whether a model is like Whisper: two convolutions and an encoder hear a fixed window, a decoder writes."""
+    """Return whether a model reads audio like Whisper: in a fixed window, by two convolutions before the encoder."""
     encoder = getattr(base, "encoder", None)
-    convolves = hasattr(encoder, "conv2")
+    has_convolutions = hasattr(encoder, "conv2")
     is_encoder_decoder = bool(base.config.is_encoder_decoder)
-    return base.main_input_name == "input_features" and is_encoder_decoder and convolves
+    return base.main_input_name == "input_features" and is_encoder_decoder and has_convolutions
 
 
 def takes_audio(base: PreTrainedModel) -> bool:
     """Return whether a model takes recordings: in a fixed window (Whisper), or of any length (wav2vec 2.0, HuBERT)."""
-    hears_samples = base.main_input_name == "input_values" and hasattr(base.config, "conv_stride")
-    return has_audio_window(base) or (hears_samples and not base.config.is_encoder_decoder)
+    # Audio samples go through strided convolutions. Spectrogram models such as AST have no conv_stride.
+    takes_samples = base.main_input_name == "input_values" and hasattr(base.config, "conv_stride")
+    return has_audio_window(base) or (takes_samples and not base.config.is_encoder_decoder)
 
 
 def make_wordless_tokenizer(name: str, base: PreTrainedModel) -> WordlessTokenizer:
-    """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why.
+    """Return a placeholder for the tokenizer of a model that reads no text: it raises an error on any text.
 
-    `name` is what the message calls the model.
+    `name` is the model's name in the error.
     """
     if input_name(base) == "pixel_values" and not reads_or_writes_text(base):
         reason = "sees pictures, and reads no text"
@@ -248,7 +252,7 @@ def make_wordless_tokenizer(name: str, base: PreTrainedModel) -> WordlessTokeniz
 
 
 def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the text tower of a model with a vision tower beside it (CLIP); None for other models."""
+    """Return the text tower of a model that has a vision tower too (CLIP); None for other models."""
     tower = getattr(base, "text_model", None)
     if not isinstance(tower, PreTrainedModel) or picture_tower(base) is None:
         return None
@@ -259,11 +263,11 @@ def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
     """Return a vision tower that can be shown alone; None for other models.
 
-    It stands beside a text tower (CLIP), or before a decoder that writes about pictures (TrOCR). Models that read
-    pictures among the tokens of a text (LLaVA) are shown as a whole.
+    The model has a text tower too (CLIP), or a decoder that writes about pictures (TrOCR). Models that read pictures
+    among the tokens of a text (LLaVA) are not split.
     """
     tower: Any = None
-    # Beside a text tower. SmolVLM names its parts as CLIP does, but has tokens that stand for pictures, as LLaVA has.
+    # Next to a text tower. SmolVLM names its parts like CLIP, but it reads pictures among the tokens, like LLaVA.
     if hasattr(base, "text_model") and getattr(base.config, "image_token_id", None) is None:
         tower = getattr(base, "vision_model", None)
     # Before a decoder.
@@ -276,24 +280,24 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def collect_configs(*configs: Any) -> list[Any]:
-    """Return configurations, and those within them for parts of a model (its vision tower, say), each once.
+    """Return configurations and the nested configurations of parts of the model, such as its vision tower, each once.
 
-    Those that name no attention implementation are left out.
+    Configurations that name no attention implementation are left out.
     """
-    parts: dict[int, Any] = {}
-    waiting = list(configs)
-    while waiting:
-        config = waiting.pop()
-        # A part that a model lacks is None.
-        if id(config) in parts or not hasattr(config, "_attn_implementation_internal"):
+    config_by_id: dict[int, Any] = {}
+    pending = list(configs)
+    while pending:
+        config = pending.pop()
+        # The configuration of a part that the model lacks is None, and fails the second test.
+        if id(config) in config_by_id or not hasattr(config, "_attn_implementation_internal"):
             continue
-        parts[id(config)] = config
-        waiting += [getattr(config, name, None) for name in config.sub_configs]
-    return list(parts.values())
+        config_by_id[id(config)] = config
+        pending += [getattr(config, name, None) for name in config.sub_configs]
+    return list(config_by_id.values())
 
 
 def describe_quantisation(config: Any) -> str:
-    """Return how a configuration says that weights are quantised, such as "quantised (gptq)"; "" if they are not."""
+    """Return how the weights are quantised, by the configuration, such as "quantised (gptq)"; "" if they are not."""
     settings = getattr(config, "quantization_config", None)
     if not settings:
         return ""
@@ -304,29 +308,31 @@ def describe_quantisation(config: Any) -> str:
 
 
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
-    """Return the note on a model whose configuration says that its weights are quantised; () on others."""
-    how = describe_quantisation(config)
-    if not how:
+    """Return a note for the user if a configuration says that weights are quantised; () otherwise."""
+    finding = describe_quantisation(config)
+    if not finding:
         return ()
-    return (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",)
+    return (
+        f"Its configuration says that its weights are {finding}: the maps show the weights as loaded.",
+    )
 
 
 # Adapters -------------------------------------------------------------------------------------------------------
 
 _ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
-"""What peft writes before the names of all weights."""
+"""The prefix of the names of all weights in a peft file."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of peft (LoRA and its kin) that is part of a model.
+    """An adapter of peft, such as LoRA, that is part of a model.
 
-    An adapter from files is merged into the model's weights. One that is active in a model in memory stays apart.
+    An adapter from files is merged into the model's weights. An adapter that is active in a model in memory is not.
 
     Attributes:
-        name: The name of its folder, or the one that peft gives it; "" = there is no adapter.
-        sha256: The hash of its weights; "" where it is not from files.
+        name: The name of its folder, or its name in peft; "" = there is no adapter.
+        sha256: The hash of its weights; "" = it is not from files.
         note: A sentence for the user on how it was applied.
     """
 
@@ -336,7 +342,7 @@ class Adapter:
 
 
 def require_loadable_adapter(folder: Path) -> None:
-    """Refuse an adapter if peft, or its weights, are missing: without it another model would be shown."""
+    """Refuse an adapter if peft or its weights are missing. Without the adapter, another model would be shown."""
     if not importlib.util.find_spec("peft"):
         raise AttnscopeError(
             f"{folder} holds an adapter, which needs the package peft",
@@ -350,73 +356,77 @@ def require_loadable_adapter(folder: Path) -> None:
 
 
 def merge_adapter(model: PreTrainedModel, folder: Path) -> Adapter:
-    """Merge the adapter in a folder into a model; return what was merged.
+    """Merge the adapter in a folder into a model's weights, and return facts about it.
 
-    An adapter that was made for a model with a head, where that head is not loaded, is merged into the base model
+    If the adapter was trained on a model with a task head that is not loaded here, it is merged into the base model
     without its weights for the head.
 
     Raises:
-        AttnscopeError: It does not fit the model, or changes more than weights.
+        AttnscopeError: The adapter does not fit the model, or changes more than weights.
     """
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
     path = folder / _ADAPTER_WEIGHTS_FILE
-    left_out: set[str] = set()
+    dropped_parts: set[str] = set()
     with as_failure(f"the adapter in {folder} does not fit the model", "name the model it was made for"):
         weights = load_file(path)
         config: Any = PeftConfig.from_pretrained(str(folder))
         _require_no_virtual_tokens(config, folder.name)
 
-        # Its weights are named base_model.model.MODULE…, or base_model.model.BASE.MODULE… for a model with a head.
+        # Names of weights are base_model.model.MODULE…, or, of a model with a head, base_model.model.BASE.MODULE….
         target: Any = model
         top_modules = {name.removeprefix(_PEFT_PREFIX).partition(".")[0] for name in weights}
         if not top_modules <= model._modules.keys():
             target = model.base_model
             prefix = f"{_PEFT_PREFIX}{target.base_model_prefix}."
-            base_weights = {}
-            for name, weight in weights.items():
-                if name.startswith(prefix):
-                    base_weights[_PEFT_PREFIX + name.removeprefix(prefix)] = weight
+            base_weights = {
+                _PEFT_PREFIX + name.removeprefix(prefix): weight
+                for name, weight in weights.items()
+                if name.startswith(prefix)
+            }
             if base_weights:
-                left_out = top_modules - {target.base_model_prefix}
+                dropped_parts = top_modules - {target.base_model_prefix}
                 weights = base_weights
 
-        # Have peft adapt this target, with no part of a head that is not there.
+        # Let peft adapt this target, without the parts of a head that is not loaded.
         config.task_type = None
         config.inference_mode = True
         module_names = {name.rpartition(".")[2] for name, _ in target.named_modules()}
-        saved = config.modules_to_save or ()
-        config.modules_to_save = [name for name in saved if name in module_names] or None
-        adapted = PeftModel(target, config, autocast_adapter_dtype=False)
-        # Every weight of the adapter must have its place, and every place its weight.
-        unmatched = sorted(get_peft_model_state_dict(adapted).keys() ^ weights.keys())
+        saved_names = config.modules_to_save or ()
+        config.modules_to_save = [name for name in saved_names if name in module_names] or None
+        peft_model = PeftModel(target, config, autocast_adapter_dtype=False)
+        # Names of weights must agree both ways: peft would ignore unknown ones, and keep initial values of missing ones.
+        unmatched = sorted(get_peft_model_state_dict(peft_model).keys() ^ weights.keys())
         if unmatched:
             raise ValueError(
                 f"{len(unmatched)} of its weights have no counterpart, such as {unmatched[0]}"
             )
-        set_peft_model_state_dict(adapted, weights)
-        adapted.merge_and_unload(safe_merge=True)
+        set_peft_model_state_dict(peft_model, weights)
+        peft_model.merge_and_unload(safe_merge=True)
     sha256 = file_sha256(path)
     note = f"Adapter {folder.name} (sha256 {sha256[:12]}) is merged in"
-    if left_out:
-        note += f"; its {', '.join(sorted(left_out))} is left out, for attention does not depend on it"
+    if dropped_parts:
+        note += (
+            f"; its {', '.join(sorted(dropped_parts))} is left out, for attention does not depend on it"
+        )
     return Adapter(folder.name, sha256, f"{note}.")
 
 
 def unwrap_peft(model: Any) -> tuple[Any, Adapter]:
-    """Return a model in memory without peft's wrapper, if it has one, and the adapter that is active in it."""
-    # Its class is one of peft's, or a subclass.
-    if any(base.__module__.partition(".")[0] == "peft" for base in type(model).__mro__):
+    """Return a model in memory without peft's wrapper, if it has one, and facts about its active adapters."""
+    # Find peft's wrapper, or a subclass of it, without importing peft.
+    if any(parent.__module__.partition(".")[0] == "peft" for parent in type(model).__mro__):
         for name in model.active_adapters:
             _require_no_virtual_tokens(model.peft_config[name], name)
         model = model.get_base_model()
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    adapted: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
-    if not adapted:
+    # peft's layers have this attribute.
+    adapted_modules: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
+    if not adapted_modules:
         return model, Adapter()
-    # Merged adapters stay part of the weights; others count only while they are switched on.
+    # A merged adapter is part of the weights. Any other adapter counts only if it is switched on.
     names: set[str] = set()
-    for module in adapted:
+    for module in adapted_modules:
         names.update(module.merged_adapters)
         if not module.disable_adapters:
             names.update(module.active_adapters)
@@ -441,12 +451,12 @@ def _require_no_virtual_tokens(config: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def translate_errors(name: str, failure: str = "does not run", hint: str = "") -> Iterator[None]:
-    """Turn whatever a model's own code raises within the context into one line. What our code raises stays as it is.
+    """Turn errors of a model's own code within the context into an AttnscopeError, one line. Other errors pass through.
 
     Args:
-        name: What to call the model.
-        failure: What goes wrong, as a predicate: "cannot be read".
-        hint: What to do about it.
+        name: The model's name in the message.
+        failure: What fails, as a predicate, such as "cannot be read".
+        hint: What the user can do about it.
     """
     try:
         yield
@@ -455,17 +465,18 @@ def translate_errors(name: str, failure: str = "does not run", hint: str = "") -
     except Exception as error:  # a model's code may raise anything
         if is_out_of_memory(error) or _is_attnscope_error(error):
             raise
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise AttnscopeError(f"{name} {failure}: its own code says {reason}", hint) from error
+        raise AttnscopeError(
+            f"{name} {failure}: its own code says {type(error).__name__}: {first_line(error)}", hint
+        ) from error
 
 
 def _is_attnscope_error(error: BaseException) -> bool:
-    """Return whether our code raised an error, such as a probe, and not the code of the model.
+    """Return whether attnscope's code (or a probe) raised an error, and not the code of the model.
 
-    An error in torch is its caller's. An error in our call of the model, such as an argument that the model does not
-    take, is the model's.
+    An error in torch belongs to the function that called torch. An error in attnscope's call of the model's forward,
+    such as for an argument that the model does not take, belongs to the model.
     """
-    # Find the innermost function outside of torch.
+    # Find the innermost frame outside of torch.
     module = ""
     function = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -473,7 +484,7 @@ def _is_attnscope_error(error: BaseException) -> bool:
         if frame_module.partition(".")[0] != "torch":
             module = frame_module
             function = frame.f_code.co_name
-    # These three functions, of `hf.seam` and `hf.eager`, call a model.
+    # These three functions, of `hf.seam` and `hf.eager`, call a model's forward.
     calls_the_model = module.startswith("attnscope.") and function in (
         "_forward",
         "run_eager",
@@ -487,16 +498,16 @@ _silence_lock = threading.RLock()
 
 @contextlib.contextmanager
 def mute_transformers() -> Iterator[None]:
-    """Keep transformers from writing to the terminal. Its switches are global, so other threads wait meanwhile."""
+    """Keep transformers from writing to the terminal. Its switches are global, so one thread at a time may do this."""
     with _silence_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         verbosity = transformers_logging.get_verbosity()
-        bars = transformers_logging.is_progress_bar_enabled()
+        has_progress_bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.set_verbosity(logging.CRITICAL + 1)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             transformers_logging.set_verbosity(verbosity)
-            if bars:
+            if has_progress_bars:
                 transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
