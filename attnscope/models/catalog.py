@@ -405,8 +405,7 @@ def _require_sha256(source: Source, name: str, actual: str, pinned: str) -> None
         return
     remedy = "delete that folder to download it again"
     # A catalogue model that does not come from the Hub comes from its package.
-    is_from_package = source.spec in CATALOG and not source.origin.startswith(HUB_ORIGIN_PREFIX)
-    if is_from_package:
+    if source.spec in CATALOG and not source.origin.startswith(HUB_ORIGIN_PREFIX):
         remedy = f"get them again: pip install --force-reinstall {CATALOG[source.spec].package}"
     raise AttnscopeError(
         f"{name} of {source.name} in {source.folder}: sha256 is {actual[:12]}…, but must be {pinned[:12]}…",

@@ -43,8 +43,10 @@ def fixed_arguments(model: PreTrainedModel) -> dict[str, Any]:
 
 def count_tokens(inputs: Mapping[str, Any]) -> int:
     """Return the number of tokens of the longest text among a forward's arguments; 0 without a text."""
-    names = ("input_ids", "decoder_input_ids")
-    return max((inputs[name].shape[1] for name in names if name in inputs), default=0)
+    return max(
+        (inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs),
+        default=0,
+    )
 
 
 def main_input(model: PreTrainedModel) -> str:
@@ -395,7 +397,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> Adapter:
         saved_names = config.modules_to_save or ()
         config.modules_to_save = [name for name in saved_names if name in module_names] or None
         peft_model = PeftModel(target, config, autocast_adapter_dtype=False)
-        # Names of weights must agree both ways: peft would ignore unknown ones, and keep initial values of missing ones.
+        # Names of weights must agree both ways: peft ignores unknown ones, and keeps initial values of missing ones.
         unmatched = sorted(get_peft_model_state_dict(peft_model).keys() ^ weights.keys())
         if unmatched:
             raise ValueError(
