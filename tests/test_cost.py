@@ -234,7 +234,7 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path, monkeypatch):
     (home / "snapshots" / "abc" / "config.json").write_text(
         json.dumps({"model_type": "llama", **LLAMA}), "utf-8"
     )
-    monkeypatch.setattr(files, "_cache", lambda: tmp_path)
+    monkeypatch.setattr(files, "_cache_folder", lambda: tmp_path)
     assert find_sizes("some/llama").source == "Hugging Face Hub, some/llama@abc"
 
 

@@ -85,7 +85,7 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
     with pytest.raises(AttnscopeError, match="self-check"):
         wrap(llama(sliding_window=44))
     # Where that would take too long at load.
-    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(check, "_MAX_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     shown.run(Batch(text(44)), attend)
     with pytest.raises(AttnscopeError, match="self-check"):
@@ -94,7 +94,7 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, torch.OutOfMemoryError])
 def test_a_comparison_that_was_cut_short_is_made_anew(error, monkeypatch):
-    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(check, "_MAX_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     true = modeling_llama.LlamaModel.forward
 

@@ -93,7 +93,7 @@ def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert, compared
     ],
 )
 def test_surveys_of_all_forms_are_kept_whole(model_type, more, tmp_path, compared, monkeypatch):
-    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)  # windows are left to be compared later
+    monkeypatch.setattr(check, "_MAX_WORK_AT_LOAD", 1.0)  # windows are left to be compared later
     folder = write_tiny(tmp_path / model_type, model_type, **more)
     first = load(folder)
     second = load(folder)
@@ -113,7 +113,7 @@ def test_a_refusal_is_not_remembered(tiny_bert, monkeypatch, empty_cache):
         raise AttnscopeError("self-check: they differ")
 
     with monkeypatch.context() as patched:
-        patched.setattr(check, "compare", refuse)
+        patched.setattr(check, "check_agreement", refuse)
         with pytest.raises(AttnscopeError, match="they differ"):
             load(tiny_bert)
     assert not empty_cache.exists()
