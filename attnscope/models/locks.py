@@ -4,7 +4,8 @@ A forward pass changes a model and restores it: its attention function, its hook
 threads at once would restore each other's changes. So a thread locks a model before it runs it or hooks into it. It
 keeps the lock for one pass, not for a whole study: a generator must release it before it yields to a study.
 
-A thread that needs the lock of `hf.parts.mute_transformers` too takes that one first, so that no two threads wait for each other.
+A thread that needs the lock of `hf.parts.mute_transformers` too takes that one first, so that no two threads wait for
+each other.
 This module knows torch and nothing else.
 """
 
