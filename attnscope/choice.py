@@ -1,4 +1,4 @@
-"""Check the layers, heads, queries and keys that a user asks for against a model and its maps."""
+"""Declare the options for choosing layers, heads, queries and keys, and check choices against a model and its maps."""
 
 from __future__ import annotations
 
@@ -37,59 +37,65 @@ class Choice:
     )
 
     def require(self) -> None:
-        """Refuse single heads beside layers and heads."""
+        """Refuse --pick together with -L or -H. The decorator `options` calls this for each new instance."""
         if self.pick is not None and (self.layers is not None or self.heads is not None):
             raise UsageError(
                 "heads are chosen either singly or by layers and heads", "give --pick, or -L and -H"
             )
 
     def within(self, info: ModelInfo) -> ChosenHeads:
-        """Return the heads of a model that these options choose.
+        """Return the heads that these options choose in a model.
 
         Raises:
             AttnscopeError: The model lacks a layer or a head; the message says how many it has.
         """
         layers = self.layers
         heads = self.heads
-        picked = None
+        picked_heads = None
         if self.pick is not None:
             # Each head once, in the order given.
-            picked = tuple(dict.fromkeys(self.pick))
-            layers = tuple(layer for layer, _ in picked)
-            heads = tuple(head for _, head in picked)
-        # A model has numbers of layers and heads for each kind of attention: encoder, decoder and cross.
+            picked_heads = tuple(dict.fromkeys(self.pick))
+            layers = tuple(layer for layer, _ in picked_heads)
+            heads = tuple(head for _, head in picked_heads)
+        # `n_layers` and `n_heads` have a number for each kind of attention, such as cross: allow the largest.
         return ChosenHeads(
-            _resolve("layer", layers, max(info.n_layers), info.name),
-            _resolve("head", heads, max(info.n_heads), info.name),
-            picked,
+            _resolve_indices("layer", layers, max(info.n_layers), info.name),
+            _resolve_indices("head", heads, max(info.n_heads), info.name),
+            picked_heads,
         )
 
 
-def _resolve(noun: str, indices: tuple[int, ...] | None, n: int, model_name: str) -> tuple[int, ...]:
-    """Return the chosen layer or head indices, sorted, each once; None chooses all n of the model.
+def _resolve_indices(
+    noun: str, indices: tuple[int, ...] | None, n_in_model: int, model_name: str
+) -> tuple[int, ...]:
+    """Return the chosen layer or head indices, sorted, each once; None chooses all of the model.
+
+    Messages call an index `noun`: "layer" or "head".
 
     Raises:
-        AttnscopeError: No index is given, or one that the model does not have.
+        AttnscopeError: No index is given, or an index that the model does not have.
     """
     if indices is None:
-        return tuple(range(n))
-    missing = [index for index in indices if not 0 <= index < n]
+        return tuple(range(n_in_model))
+    missing = [index for index in indices if not 0 <= index < n_in_model]
     if missing or not indices:
         reason = f"there is no {noun} {missing[0]}" if missing else f"no {noun} is chosen"
         raise AttnscopeError(
-            f"{reason}: {model_name} has {n} {noun}s", f"they are numbered 0 to {n - 1}"
+            f"{reason}: {model_name} has {n_in_model} {noun}s",
+            f"they are numbered 0 to {n_in_model - 1}",
         )
     return tuple(sorted(set(indices)))
 
 
 @dataclass(frozen=True)
 class ChosenHeads:
-    """Hold the heads that a user chose: some heads of each of some layers, or single heads.
+    """Hold the heads that a user chose: the same heads in several layers, or single heads.
 
     Attributes:
-        layers: The indices of the layers.
-        heads: The indices of the heads, the same in each layer.
-        picked: Single heads, (layer, head), to which the choice is limited; None = no limit.
+        layers: The indices of the layers, ascending.
+        heads: The indices of the heads in each of these layers, ascending.
+        picked: Single heads, (layer, head): only these are chosen, and `layers` and `heads` list their indices. None =
+            all `heads` of all `layers` are chosen.
     """
 
     layers: tuple[int, ...]
@@ -98,17 +104,17 @@ class ChosenHeads:
 
     @property
     def n_heads(self) -> int:
-        """Return how many heads are chosen. Layers with fewer heads than others count as if they had all."""
+        """Return how many heads are chosen. A layer with fewer heads than others counts as if it had as many."""
         return len(self.layers) * len(self.heads) if self.picked is None else len(self.picked)
 
 
 Span = tuple[int, int | None]
-"""The start and the stop of a range of tokens, as in a Python slice: the stop is not part of it; None = to the end."""
+"""A range of tokens, (start, stop), as in a Python slice: the stop is excluded, and None = up to the last token."""
 
 
 @options
 class TokenOptions:
-    """Hold the options for showing tokens, and means over heads in place of single heads."""
+    """Hold the options for showing tokens, and for showing means over heads instead of single heads."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -155,7 +161,7 @@ class BetweenOptions:
     )
 
     def require(self) -> None:
-        """Refuse one without the other."""
+        """Refuse --from without --to, and --to without --from."""
         if (self.from_part is None) != (self.to_part is None):
             raise UsageError("attention goes from one part to another", "give both --from and --to")
 
@@ -170,7 +176,7 @@ class BetweenOptions:
 
 @options
 class Crop:
-    """Hold the options for showing a rectangle of a map, and the largest weights of each of its rows."""
+    """Hold the options for showing a part of a map: some rows and columns, or the largest weights of each row."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -201,45 +207,59 @@ class Crop:
                 continue
             start, stop = span
             if start < 0 or (stop is not None and stop <= start):
-                written = f"{start}:" if stop is None else f"{start}:{stop}"
+                # The range as a user types it, such as 5:3, or -1: for (-1, None)
+                range_text = f"{start}:" if stop is None else f"{start}:{stop}"
                 raise UsageError(
-                    f"{name} {written} hold no token",
+                    f"{name} {range_text} hold no token",
                     "from:to goes up and counts from 0, such as 1000:1064",
                 )
 
     def __bool__(self) -> bool:
+        # `top` leaves the map whole: it limits what files hold of it.
         return self.rows is not None or self.cols is not None
 
-    def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
+    def resolve_slices(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
         """Return the chosen queries and keys of a map as slices.
 
         Raises:
-            UsageError: The map lacks some of them; the message says how many it has.
+            UsageError: The map lacks some of the queries or keys; the message says how many it has.
         """
-        return _slice("rows", self.rows, n_queries), _slice("cols", self.cols, n_keys)
+        return _resolve_slice("rows", self.rows, n_queries), _resolve_slice("cols", self.cols, n_keys)
 
 
-def _slice(name: str, span: Span | None, n: int) -> slice:
-    """Return the chosen ones of n rows or columns as a slice; None chooses all. Raise a UsageError for others."""
-    start, stop = span or (0, n)
+def _resolve_slice(name: str, span: Span | None, n_tokens: int) -> slice:
+    """Return the slice that a span chooses of n_tokens rows or columns; None chooses all.
+
+    Messages call the rows or columns `name`.
+
+    Raises:
+        UsageError: The span reaches beyond the last token.
+    """
+    start, stop = span or (0, n_tokens)
     if stop is None:
-        stop = n
-    if stop > n or start >= n:
+        stop = n_tokens
+    if stop > n_tokens or start >= n_tokens:
         raise UsageError(
-            f"{name} {start}:{stop} reach beyond the text's {n} tokens", f"they are 0:{n} at most"
+            f"{name} {start}:{stop} reach beyond the text's {n_tokens} tokens",
+            f"they are 0:{n_tokens} at most",
         )
     return slice(start, stop)
 
 
-# What Python users give -------------------------------------------------------------------------------------------
+# Options from the arguments of Python functions ---------------------------------------------------------------------
 
 
-def choice_from(
+def make_choice(
     layers: int | Sequence[int] | None,
     heads: int | Sequence[int] | None,
     pick: Sequence[tuple[int, int]] | None,
 ) -> Choice:
-    """Return the options for one or several layers, one or several heads, and single heads as (layer, head) pairs.
+    """Return the choice that a Python user's arguments describe.
+
+    Args:
+        layers: One or several layers; None = all.
+        heads: One or several heads of these layers; None = all.
+        pick: Single heads as (layer, head) pairs; None = no single heads.
 
     Raises:
         AttnscopeError: `pick` does not hold pairs.
@@ -254,7 +274,7 @@ def choice_from(
 
 
 def _as_tuple(indices: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return one or several indices as a tuple; None stays."""
+    """Return one or several indices as a tuple; None stays None."""
     if indices is None:
         return None
     if isinstance(indices, int):
@@ -262,8 +282,8 @@ def _as_tuple(indices: int | Sequence[int] | None) -> tuple[int, ...] | None:
     return tuple(map(int, indices))
 
 
-def span_from(span: Span | slice | None) -> Span | None:
-    """Return a span for a pair (start, stop) or a slice without a step; None stays."""
+def make_span(span: Span | slice | None) -> Span | None:
+    """Return the span that a pair (start, stop) or a slice without a step describes; None stays None."""
     if span is None:
         return None
     if isinstance(span, slice):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link, python_source, spans
-from attnscope.annotated.alignment import HIDDEN, OUTSIDE, UNALIGNED, place_links
+from attnscope.annotated.alignment import HIDDEN, OUTSIDE, UNALIGNED, align_links
 from attnscope.annotated.conllu import COREFERENCE
 from attnscope.annotated.texts import AnnotationError
 from attnscope.corpus import chunks
@@ -359,7 +359,7 @@ def test_words_find_their_tokens_by_characters():
     )
     # "don" reaches into both words; "go"; " f", "ar"
     tokens = tokens_of(text.text, [(0, 3), (3, 4), (4, 5), (5, 8), (8, 10), (10, 12)])
-    (found,), left_out = place_links(text, chunks(tokens), tokens)
+    (found,), left_out = align_links(text, chunks(tokens), tokens)
     assert found.unit_of_token.tolist() == [-1, 0, 0, 0, 1, 2, 2, -1]
     (link,) = found.links
     assert link.tokens == (4,)
@@ -370,7 +370,7 @@ def test_words_find_their_tokens_by_characters():
 def test_a_word_without_a_token_is_left_out():
     text = text_of("a \u200b b", [(0, 1), (2, 3), (4, 5)], Link("a", (0,), (1,)), Link("a", (0,), (2,)))
     tokens = tokens_of(text.text, [(0, 1), (4, 5)])
-    (found,), left_out = place_links(text, chunks(tokens), tokens)
+    (found,), left_out = align_links(text, chunks(tokens), tokens)
     assert found.unit_of_token.tolist() == [-1, 0, 1, -1]
     assert len(found.links) == 1
     assert left_out == {("a", UNALIGNED): 1}
@@ -388,14 +388,14 @@ def test_links_between_chunks_and_behind_causality():
     )
     tokens = tokens_of(text.text, words)
     parts = chunks(tokens, chunk=6)
-    found, left_out = place_links(text, parts, tokens)
+    found, left_out = align_links(text, parts, tokens)
     assert [one.chunk.number for one in found] == [0, 1]
     assert left_out == {("far", OUTSIDE): 1}
-    found, left_out = place_links(text, parts, tokens, causal=True)
+    found, left_out = align_links(text, parts, tokens, causal=True)
     assert left_out == {("far", OUTSIDE): 1, ("on", HIDDEN): 1}
     (mixed,) = found[1].links
     assert mixed.link.targets == (4,)
     # With a stride no link comes twice.
     overlapping = chunks(tokens, chunk=6, stride=2)
-    found, _ = place_links(text, overlapping, tokens)
+    found, _ = align_links(text, overlapping, tokens)
     assert sorted(link.link.relation for one in found for link in one.links) == ["mixed", "near", "on"]

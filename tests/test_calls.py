@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.calls import keep_calls, single_head
+from attnscope.core.attention.calls import join_heads, keep_calls
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from tests.core_helpers import EXACT
 
@@ -57,7 +57,7 @@ def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on():
 class TestSingleHead:
     def test_it_is_the_softmax_over_queries_and_keys_side_by_side(self):
         call = call_of(is_causal=True, scale=1 / math.sqrt(5))
-        found = single_head([(call, 1), (call, 4), (call, 5)])
+        found = join_heads([(call, 1), (call, 4), (call, 5)])
         weights = attention_weights(found)[0, 0]
         queries = np.concatenate([call.query[0, h].numpy() for h in (1, 4, 5)], -1)
         keys = np.concatenate([call.key[0, h // 2].numpy() for h in (1, 4, 5)], -1)
@@ -69,14 +69,14 @@ class TestSingleHead:
 
     def test_of_one_head_it_is_that_head(self):
         call = call_of(softcap=2.0)
-        found = single_head([(call, 3)])
+        found = join_heads([(call, 3)])
         np.testing.assert_allclose(
             attention_weights(found)[0, 0], attention_weights(call)[0, 3], **EXACT
         )
 
     def test_what_all_heads_share_stays(self):
         bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        found = single_head([(call_of(bias=bias), 0), (call_of(seed=2, bias=bias), 1)])
+        found = join_heads([(call_of(bias=bias), 0), (call_of(seed=2, bias=bias), 1)])
         assert found.bias is not None
 
     @pytest.mark.parametrize(
@@ -94,6 +94,6 @@ class TestSingleHead:
         ],
     )
     def test_where_there_is_none_it_says_why(self, first, second, why):
-        found = single_head([(call_of(**first), 0), (call_of(**second), 1)])
+        found = join_heads([(call_of(**first), 0), (call_of(**second), 1)])
         assert isinstance(found, str)
         assert why in found

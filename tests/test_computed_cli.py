@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attnscope.cli.quiz import ask
+from attnscope.cli.quiz import run_quiz
 from attnscope.questions.cost import Cost
 from attnscope.studies.cost import cost
 from attnscope.studies.trace import trace
@@ -136,7 +136,7 @@ SAT = ["1 1 2 0 1", "0.71, 0.71, 1.41, 0, 0.71", "(0.18 0.18 0.37 0.09 0.18)", "
 def take_quiz(answers, token="sat"):
     lines = io.StringIO("".join(f"{answer}\n" for answer in answers))
     printed = io.StringIO()
-    ask(trace(heads=[0], query=token), Console(file=printed, width=100), lines.readline)
+    run_quiz(trace(heads=[0], query=token), Console(file=printed, width=100), lines.readline)
     return printed.getvalue()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.calls import WeightsBesideFullWidth, full_width
+from attnscope.core.attention.calls import WeightsBesideFullWidth, full_width_weights
 from attnscope.core.attention.seam import AttentionCall
 from tests.core_helpers import EXACT, WORKED
 from tests.oracle import attention
@@ -37,7 +37,7 @@ def test_it_is_one_head_over_all_columns(n_kv_heads):
     mask[0, 0, 2] = False  # a query that may attend to nothing
     bias = torch.randn(QUERIES, KEYS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     call = call_of(n_kv_heads, mask=mask, bias=bias)
-    found = full_width(call)
+    found = full_width_weights(call)
     query = side_by_side(call.query[0])
     key = side_by_side(call.key[0], HEADS // n_kv_heads)
     _, true = attention(query, key, key, mask=mask[0, 0].numpy(), bias=bias.numpy())
@@ -49,7 +49,7 @@ def test_the_worked_example():
         return torch.tensor(WORKED[name], dtype=torch.float64).reshape(1, 5, 2, 2).transpose(1, 2)
 
     call = AttentionCall(0, "encoder", heads("Q"), heads("K"), heads("V"), scale=1 / math.sqrt(2))
-    np.testing.assert_allclose(full_width(call), WORKED["single_head"]["weights"], atol=6e-5)
+    np.testing.assert_allclose(full_width_weights(call), WORKED["single_head"]["weights"], atol=6e-5)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_worked_example():
     ids=["mask", "bias", "sinks"],
 )
 def test_heads_that_differ_otherwise_have_none(own):
-    assert full_width(call_of(**own)) is None
+    assert full_width_weights(call_of(**own)) is None
 
 
 def test_the_probe_keeps_it_beside_the_weights():
@@ -73,5 +73,7 @@ def test_the_probe_keeps_it_beside_the_weights():
     assert output.shape == (2, HEADS, QUERIES, WIDTH)
     assert list(probe.maps["encoder"]) == list(probe.full["encoder"]) == [1]
     assert probe.maps["encoder"][1].shape == (2, 2, QUERIES, KEYS)
-    torch.testing.assert_close(probe.full["encoder"][1], full_width(plain).float(), atol=0, rtol=0)
+    torch.testing.assert_close(
+        probe.full["encoder"][1], full_width_weights(plain).float(), atol=0, rtol=0
+    )
     assert probe.full["encoder"][1].dtype == torch.float32

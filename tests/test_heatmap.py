@@ -14,7 +14,7 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.studies.inputs.reading import truncate
 from attnscope.studies.maps import running
-from attnscope.studies.maps.study import home_of
+from attnscope.studies.maps.study import name_figure_folder
 from tests import rounding
 from tests.record_helpers import simple, tokens_of
 
@@ -90,7 +90,7 @@ def test_pairs_are_read_as_two_texts(minilm):
     assert tokens.segments.tolist() == [0] * 6 + [1] * 4
     assert tokens.pair == "The animal."
     alone = attnscope.heatmap(minilm, "Who is tired? The animal.")
-    assert home_of(record, None, Style()) != home_of(alone, None, Style())
+    assert name_figure_folder(record, None, Style()) != name_figure_folder(alone, None, Style())
 
 
 @pytest.mark.parametrize(

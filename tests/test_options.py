@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from attnscope import cli
 from attnscope import options as asked
-from attnscope.cli.build import command
+from attnscope.cli.build import make_command
 from attnscope.errors import UsageError
 from attnscope.options import refuse_beside
 from attnscope.studies.heads.options import HeadsCommandOptions, HeadsOptions
@@ -46,7 +46,7 @@ class Basket:
 def answer(function, *given):
     """What a function prints as the only command of a command line."""
     app = typer.Typer()
-    app.command()(command(function))
+    app.command()(make_command(function))
     result = CliRunner().invoke(app, [*given], env={"TERM": "dumb", "COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     return result.output
@@ -57,7 +57,7 @@ def test_fields_are_options_those_of_groups_too_and_come_back_as_the_dataclass()
         print(basket)
 
     names = ["places", "kinds", "thin", "layers", "washed", "seed"]
-    assert [*inspect.signature(command(eat)).parameters] == names
+    assert [*inspect.signature(make_command(eat)).parameters] == names
     assert answer(eat) == f"{Basket()}\n"
     given = [
         "here",

@@ -70,7 +70,7 @@ def test_so_does_a_model_that_is_loaded_there(engine, setting, tmp_path):
 
 
 def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside():
-    for name, (module, _) in attnscope._public().items():
+    for name, (module, _) in attnscope._find_public_names().items():
         value = getattr(attnscope, name)
         if inspect.isfunction(value) and module.startswith("attnscope.studies."):
             assert value.__globals__["__name__"] == "contextlib", name

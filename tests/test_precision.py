@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnscope.core.attention.calls import full_width, single_head
+from attnscope.core.attention.calls import full_width_weights, join_heads
 from attnscope.core.attention.probes import HeadGate
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
@@ -98,13 +98,13 @@ def test_weights_and_their_sums_are_float32(dtype):
     )
     one = replace(call, query=call.query[:1], key=call.key[:1], value=call.value[:1])
     for found in (
-        single_head([(one, h) for h in range(4)]),
-        single_head([(exact(one), h) for h in range(4)]),
+        join_heads([(one, h) for h in range(4)]),
+        join_heads([(exact(one), h) for h in range(4)]),
     ):
         assert isinstance(found, AttentionCall)
-    joined = [attention_weights(single_head([(c, h) for h in range(4)])) for c in (one, exact(one))]  # type: ignore[arg-type]
+    joined = [attention_weights(join_heads([(c, h) for h in range(4)])) for c in (one, exact(one))]  # type: ignore[arg-type]
     assert off(joined[0], joined[1]) <= FLOAT32
-    assert off(full_width(call), full_width(exact(call))) <= FLOAT32  # type: ignore[arg-type]
+    assert off(full_width_weights(call), full_width_weights(exact(call))) <= FLOAT32  # type: ignore[arg-type]
 
 
 @LOW

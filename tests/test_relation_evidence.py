@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus, Link
-from attnscope.annotated.texts import merge_equal
+from attnscope.annotated.texts import merge_equal_texts
 from attnscope.errors import AttnscopeError
 from attnscope.questions.relations import describe_verdicts
 from attnscope.studies.relations.evidence import HalfSplitter
@@ -129,7 +129,7 @@ def test_links_of_one_text_may_be_on_several_lines(own):
     other = relations(own, apart)
     assert other.to_csv() == one.to_csv()
     assert other.corpus["n_copies"] == 30
-    (both,) = merge_equal([texts[0], texts[0]])
+    (both,) = merge_equal_texts([texts[0], texts[0]])
     assert both == replace(texts[0], n_merged=1)
 
 

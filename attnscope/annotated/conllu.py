@@ -1,9 +1,9 @@
 """Parse CoNLL-U: dependencies become links in both directions, and so does coreference (`Entity=` in MISC, as in GUM).
 
-The library conllu splits lines into fields; this module makes texts and links of them. Words are the syntactic words of
-CoNLL-U, of which a multiword token has several. Where their forms spell the token, each has its own characters ("do"
-and "n't" of "don't"); else each has all characters of the token ("de" and "le" of French "du"). Empty nodes are
-skipped.
+The library conllu splits lines into fields. This module builds texts and links from the fields. Words are the syntactic
+words of CoNLL-U; a multiword token has several. If the forms of these words spell the token, each word has its own
+characters ("do" and "n't" of "don't"). If not, each word has all characters of the token ("de" and "le" of French
+"du"). Empty nodes are skipped.
 """
 
 import re
@@ -22,29 +22,29 @@ from attnscope.corpus.formats import shorten
 COREFERENCE = "coref→antecedent"
 
 OnBadLine = Callable[[int, str], None]
-"""Gets the number of a malformed line, and the reason. It may raise an error to end the reading of the file."""
+"""A function of a malformed line's number and the reason. It may raise an error to end the reading of the file."""
 
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 _PARSERS = {name: DEFAULT_FIELD_PARSERS[name] for name in ("id", "head", "misc")}
-"""The parsers of fields that are not plain text here; all others stay strings."""
+"""The library's parsers of the fields that are more than strings here. All other fields stay strings."""
 
 _NEW_DOCUMENT = re.compile(r"#\s*newdoc(\s|$)")
 """The comment before the first sentence of a document."""
 
 _ENTITY = re.compile(r"(?P<opens>\()?(?P<name>[^()-]+)[^()]*(?P<closes>\))?")
-"""The begin of a mention of the entity e1, "(e1-person", or its end, "e1)", or both, "(e1-person)"."""
+"""The start of a mention of the entity e1, such as "(e1-person", or its end, "e1)", or both, "(e1-person)"."""
 
 
 @dataclass
 class _Sentence:
-    """Hold a parsed sentence, in which words are numbered from 1, as by their ID.
+    """Hold a parsed sentence. Its words are numbered from 1, as by their ID.
 
     Attributes:
         first_line: The number of its first line in the file.
-        document: The number of its document, from 1; 0 = the file has named none so far.
-        rows: Its words.
-        multiword: First word of a multiword token -> its last word, and the token's row.
+        document: The number of its document, from 1; 0 = no `# newdoc` comment comes before the sentence.
+        rows: The row of each word: its fields by name, such as row["form"]. Word n has the row n - 1.
+        multiword: The multiword tokens: {number of the first word: (number of the last word, row of the token)}.
     """
 
     first_line: int
@@ -59,18 +59,18 @@ def parse(
     """Yield the annotated texts of a file; malformed sentences are skipped.
 
     Args:
-        paragraphs: (line number, lines) of each sentence: the number of its first line, and its lines with newlines.
+        paragraphs: For each sentence, the number of its first line in the file, and its lines as one string.
         source: The file's name.
-        unit: "sentence": each is a text; "document": the sentences up to the next `# newdoc` are one.
-        on_bad_line: Is told of each malformed sentence.
+        unit: "sentence": each sentence is a text; "document": all sentences up to the next `# newdoc` are one text.
+        on_bad_line: Called once for each malformed sentence.
     """
     sentences = _parse_sentences(paragraphs, on_bad_line)
     if unit == "sentence":
         for sentence in sentences:
-            yield _join([sentence], source)
+            yield _join_sentences([sentence], source)
         return
-    for _, document in groupby(sentences, key=attrgetter("document")):
-        yield _join(list(document), source)
+    for _, document_sentences in groupby(sentences, key=attrgetter("document")):
+        yield _join_sentences(list(document_sentences), source)
 
 
 def _parse_sentences(
@@ -92,8 +92,8 @@ def _parse_sentences(
             yield sentence
 
 
-def _join(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
-    """Return sentences as one text, with a space between two."""
+def _join_sentences(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
+    """Return sentences as one annotated text, with a space between two sentences."""
     text = ""
     words: list[Span] = []
     links: list[Link] = []
@@ -103,12 +103,13 @@ def _join(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
         text, spans = _append_sentence(text, sentence)
         words += spans
         text += " "
-        links += _dependencies(sentence.rows, n_words_before)
-        mentions += _mentions(sentence.rows, n_words_before)
-    links += _coreference(mentions)
-    # Without `# newdoc` the sentences of a file may be independent of each other.
-    number = sentences[0].document
-    document = f"{source} {number}" if number else None
+        links += _link_dependencies(sentence.rows, n_words_before)
+        mentions += _find_mentions(sentence.rows, n_words_before)
+    # Coreference is linked last, because an entity is mentioned in several sentences.
+    links += _link_coreference(mentions)
+    # Without `# newdoc` (0) the sentences of a file may be independent of each other: they share no document.
+    document_number = sentences[0].document
+    document = f"{source} {document_number}" if document_number else None
     line = sentences[0].first_line
     return AnnotatedText(text[:-1], tuple(words), tuple(links), source, line, document=document)
 
@@ -117,7 +118,7 @@ def _join(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
 
 
 def _parse_sentence(lines: Sequence[str], first_line: int, document: int) -> _Sentence:
-    """Return the sentence of some lines.
+    """Return the sentence in these lines, the first of which has the number `first_line` in the file.
 
     Raises:
         AnnotationError: A line is malformed.
@@ -131,20 +132,22 @@ def _parse_sentence(lines: Sequence[str], first_line: int, document: int) -> _Se
             row = parse_line(line, _FIELDS, _PARSERS)
         except ParseException as error:
             raise AnnotationError(f"{error} {shorten(line)}", number) from None
+        # A row has no field for a column that its line lacks.
         if "deprel" not in row:
             raise AnnotationError(f"{len(row)} columns, not 10: {shorten(line)}", number)
-        # An ID is that of a word (3), a multiword token (3-4) or an empty node (3.1).
+        # Parsed IDs: 3 for a word, (3, "-", 4) for a multiword token, (3, ".", 1) for an empty node.
         next_word = len(rows) + 1
         match row["id"]:
             case int(word) if word == next_word:
                 rows.append(row)
             case (int(first), "-", int(last)) if first == next_word and first not in sentence.multiword:
+                # Its words have rows of their own, below this one.
                 sentence.multiword[first] = last, row
             case (int(), ".", int()):
                 pass
             case _:
                 raise AnnotationError(f"ID {line.split()[0]} is not where it belongs", number)
-    # Refuse heads and ends of multiword tokens that the sentence does not have, and unmatched brackets of mentions.
+    # Refuse heads that the sentence does not have (0 is the root), and multiword tokens that end after the last word.
     for row in rows:
         head = row["head"]
         if head is not None and (not 0 <= head <= len(rows) or head == row["id"]):
@@ -152,40 +155,42 @@ def _parse_sentence(lines: Sequence[str], first_line: int, document: int) -> _Se
     for first, (last, _) in sentence.multiword.items():
         if last > len(rows):
             raise AnnotationError(f"{first}-{last} of a sentence of {len(rows)} words")
-    list(_mentions(rows, 0))
+    # Find the mentions once here, so that unmatched brackets raise an error for this sentence alone.
+    list(_find_mentions(rows, 0))
     return sentence
 
 
 def _append_sentence(text: str, sentence: _Sentence) -> tuple[str, list[Span]]:
-    """Return a text with a sentence's tokens after it, and where the sentence's words are in it."""
+    """Return a text with a sentence's tokens appended, and the span of each of the sentence's words in it."""
     spans: list[Span] = []
     while len(spans) < len(sentence.rows):
-        # Take the next word, or all words of the next multiword token.
-        first = len(spans) + 1
-        last = first
-        token = sentence.rows[first - 1]
-        if first in sentence.multiword:
-            last, token = sentence.multiword[first]
-        forms = [row["form"] for row in sentence.rows[first - 1 : last]]
-        start = len(text)
+        # The next token is a word, or a multiword token with all of its words.
+        first_word = len(spans) + 1
+        last_word = first_word
+        token = sentence.rows[first_word - 1]
+        if first_word in sentence.multiword:
+            last_word, token = sentence.multiword[first_word]
+        forms = [row["form"] for row in sentence.rows[first_word - 1 : last_word]]
+        token_start = len(text)
         text += token["form"]
-        # Forms that spell the token have their own characters; others have all of the token's.
+        # If the words' forms spell the token, each word has its own characters. If not, each has the whole token's.
         if "".join(forms) == token["form"]:
-            spans += pairwise(accumulate(map(len, forms), initial=start))
+            spans += pairwise(accumulate(map(len, forms), initial=token_start))
         else:
-            spans += [(start, len(text))] * len(forms)
+            spans += [(token_start, len(text))] * len(forms)
         if (token["misc"] or {}).get("SpaceAfter") != "No":
             text += " "
     return text.rstrip(" "), spans
 
 
-def _dependencies(rows: Sequence[Token], n_words_before: int) -> Iterator[Link]:
-    """Link each word to its head, and each head to its dependents: all that have one label are targets of one link.
+def _link_dependencies(rows: Sequence[Token], n_words_before: int) -> Iterator[Link]:
+    """Link each word to its head, and each head to its dependents: one link to all dependents with the same label.
 
-    Words in links have the numbers of the text, where `n_words_before` stand before this sentence.
+    Links number the words of the whole text from 0; `n_words_before` of these come before this sentence.
     """
     dependents: dict[tuple[int, str], list[int]] = {}
     for word, row in enumerate(rows, n_words_before):
+        # A head is a word of the sentence, counted from 1; 0 = the root has no head.
         if row["head"]:
             head = n_words_before + row["head"] - 1
             yield Link(f"{row['deprel']}→parent", (word,), (head,))
@@ -197,49 +202,55 @@ def _dependencies(rows: Sequence[Token], n_words_before: int) -> Iterator[Link]:
 # Coreference
 
 
-def _coreference(mentions: Iterable[tuple[str, list[int]]]) -> Iterator[Link]:
-    """Link each mention to all earlier mentions of its entity; a mention is (entity, words)."""
-    earlier: dict[str, set[int]] = {}
+def _link_coreference(mentions: Iterable[tuple[str, list[int]]]) -> Iterator[Link]:
+    """Link each mention, (entity, words), to all earlier mentions of its entity."""
+    earlier_words_by_entity: dict[str, set[int]] = {}
+    # In the order of the text: by the mentions' words.
     for entity, words in sorted(mentions, key=lambda mention: mention[1]):
-        before = earlier.setdefault(entity, set())
-        targets = before.difference(words)
+        earlier_words = earlier_words_by_entity.setdefault(entity, set())
+        targets = earlier_words.difference(words)
         if targets:
             yield Link(COREFERENCE, tuple(words), tuple(sorted(targets)))
-        before.update(words)
+        earlier_words.update(words)
 
 
-def _mentions(rows: Sequence[Token], n_words_before: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield (entity, words) of each mention in the brackets of `Entity=`, without discontinuous ones.
+def _find_mentions(rows: Sequence[Token], n_words_before: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield (entity, words) of each mention in the brackets of `Entity=`; discontinuous mentions are skipped.
 
-    The words are the mention's syntactic head alone, or all of its words if no head is annotated. They have the numbers
-    of the text, as in `_dependencies`. GUM writes (name-type-…: the entity's name stands before the first dash.
+    The words are the mention's syntactic head alone, or all of its words if no head is annotated. They are numbered in
+    the whole text, as in `_link_dependencies`. In GUM, the entity's name comes before the first dash: "(e1-person-…".
+
+    Raises:
+        AnnotationError: The brackets do not match.
     """
-    opened: dict[str, list[int]] = {}
+    # The first words of the mentions that are still open, by the entity's name; a later one may be inside an earlier.
+    open_words_by_name: dict[str, list[int]] = {}
     for word, row in enumerate(rows):
         entity = (row["misc"] or {}).get("Entity") or ""
         for match in _ENTITY.finditer(entity):
             name = match["name"]
             if match["opens"]:
-                opened.setdefault(name, []).append(word)
+                open_words_by_name.setdefault(name, []).append(word)
             if not match["closes"]:
                 continue
             # A closing bracket ends the latest open mention of its entity.
-            if not opened.get(name):
+            if not open_words_by_name.get(name):
                 raise AnnotationError(
                     f"Entity={shorten(entity)} of word {word + 1} closes what is not open"
                 )
-            inside = range(opened[name].pop(), word + 1)
-            # "[" marks a piece of a discontinuous mention.
+            mention_rows = range(open_words_by_name[name].pop(), word + 1)
+            # GUM writes a piece of a discontinuous mention as "e1[1/2]".
             if "[" in name:
                 continue
-            # The syntactic head is the first word whose own head is outside the mention, or the root (0).
-            words = [n_words_before + index for index in inside]
-            for index in inside:
+            # The mention's syntactic head is its first word whose own head is outside the mention. The root's head is
+            # 0, and so the row -1: it is outside too.
+            words = [n_words_before + index for index in mention_rows]
+            for index in mention_rows:
                 head = rows[index]["head"]
-                if head is not None and head - 1 not in inside:
+                if head is not None and head - 1 not in mention_rows:
                     words = [n_words_before + index]
                     break
             yield name, words
-    for name, unclosed in opened.items():
-        if unclosed:
+    for name, open_words in open_words_by_name.items():
+        if open_words:
             raise AnnotationError(f"Entity: {name} is never closed")

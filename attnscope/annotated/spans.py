@@ -1,21 +1,21 @@
-"""Parse texts with links between character spans, one JSON object per line.
+"""Parse texts with links between character spans, from jsonl: one JSON object per line.
 
     {"text": "The cat slept because it was tired.",
      "links": [{"from": [22, 24], "to": [4, 7], "label": "pronoun"}]}
 
-A span is [first, last + 1] in characters (Unicode code points). "to" may be a list of spans: attending to any of them
-is right. Entries with the same "from" and "label" are one link with all their targets. Without a "label" it is "link".
-Words are those of `text.word_spans`, cut wherever a span begins or ends. "words", a list of spans, sets them instead;
-"words": "characters" makes each character a word that is no space.
+A span is [first, last + 1] in characters (Unicode code points). "to" may be a list of spans: attending to any of these
+spans is right. Entries with the same "from" and "label" make one link to all their targets. The default label is
+"link". `text.word_spans` finds the words, and words are cut wherever a span begins or ends. The field "words", a list
+of spans, sets the words instead; with "words": "characters", each character that is no space is a word.
 
-With a "target", links go from it to the text, as an encoder-decoder's cross-attention does: "from" are characters of
-the target, and "to" of the text. "target_words" is for the target what "words" is for the text.
+With a "target", links go from the target to the text, as in the cross-attention of an encoder-decoder: "from" is a span
+of the target, and "to" a span of the text. "target_words" sets the words of the target, as "words" those of the text.
 
     {"text": "The cat slept.", "target": "Le chat dormait.",
      "links": [{"from": [3, 7], "to": [4, 7], "label": "aligned"}]}
 
-"document", any string, says which texts belong together. Such texts are not independent: where texts are split into
-two halves, to choose heads on one and score them on the other, they stay in the same half.
+Texts with the same "document", any string, are not independent of each other. When texts are split into two halves, to
+choose heads on one half and score them on the other, these texts stay in the same half.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,12 @@ from attnscope.corpus.formats import is_unicode, json_object, shorten
 from attnscope.text import is_blank, word_spans
 
 
-def parse(line: str, file: str, number: int) -> AnnotatedText | None:
-    """Return the annotated text of a line of a file; None if its "text" is blank.
+def parse(line: str, source: str, line_number: int) -> AnnotatedText | None:
+    """Return the annotated text in a line of the file `source`; None if its "text" is blank.
 
     Raises:
-        AnnotationError: The line is no such object, or a span is empty, outside the text or overlaps its source.
+        AnnotationError: The line is no JSON object with these fields, or a span is empty, outside the text, or overlaps
+            its link's source.
     """
     # Read and check the fields. For a malformed line json_object returns the reason.
     entry = json_object(line)
@@ -44,34 +45,35 @@ def parse(line: str, file: str, number: int) -> AnnotatedText | None:
         raise AnnotationError('no "links" that is a list')
     target = _optional_text(entry, "target")
     document = _optional_text(entry, "document")
-    to_spans = _parse_links(entry["links"], text, target)
+    to_spans_by_link = _parse_links(entry["links"], text, target)
     if is_blank(text):
         return None
 
     # Find the words of both texts, cut at the ends of all spans, so that each span holds whole words.
-    all_from = [from_span for from_span, _ in to_spans]
-    all_to = list(chain.from_iterable(to_spans.values()))
+    from_spans = [from_span for from_span, _ in to_spans_by_link]
+    to_spans = list(chain.from_iterable(to_spans_by_link.values()))
+    # Without a target, both ends of a link are in the text, and there are no words of a target.
     target_words: list[Span] = []
     if target is None:
-        words = _find_words(entry.get("words"), text, [*all_from, *all_to])
+        words = _find_words(entry.get("words"), text, [*from_spans, *to_spans])
     else:
-        words = _find_words(entry.get("words"), text, all_to)
-        target_words = _find_words(entry.get("target_words"), target, all_from)
-    # Replace the spans of each link by the words in them.
+        words = _find_words(entry.get("words"), text, to_spans)
+        target_words = _find_words(entry.get("target_words"), target, from_spans)
+    # Replace the spans of each link by the indices of the words in them.
     links = []
-    for (from_span, label), link_to_spans in to_spans.items():
-        source = _words_in(from_span, target_words or words)
-        targets: set[int] = set()
+    for (from_span, label), link_to_spans in to_spans_by_link.items():
+        source_indices = _find_words_in(from_span, target_words or words)
+        target_indices: set[int] = set()
         for span in link_to_spans:
-            targets.update(_words_in(span, words))
-        links.append(Link(label, source, tuple(sorted(targets))))
+            target_indices.update(_find_words_in(span, words))
+        links.append(Link(label, source_indices, tuple(sorted(target_indices))))
     return AnnotatedText(
         text,
         tuple(words),
         tuple(links),
-        file,
-        number,
-        document=f"{file} {document}" if document else None,
+        source,
+        line_number,
+        document=f"{source} {document}" if document else None,
         target=target,
         target_words=tuple(target_words),
     )
@@ -84,7 +86,7 @@ def _optional_text(entry: dict[str, Any], name: str) -> str | None:
 
 
 def _require_text(value: Any, name: str) -> str:
-    """Return a value that must be a text, and not only blanks; `name` begins the message if it is not."""
+    """Return a value; raise an AnnotationError if it is no text, or blank. The message calls the value `name`."""
     if not isinstance(value, str) or not value.strip() or not is_unicode(value):
         raise AnnotationError(f"{name} is no text: {shorten(repr(value))}")
     return value
@@ -93,9 +95,9 @@ def _require_text(value: Any, name: str) -> str:
 def _parse_links(
     entries: Sequence[Any], text: str, target: str | None
 ) -> dict[tuple[Span, str], list[Span]]:
-    """Return the links by ("from", "label"): the spans of "to" of all entries that have the same."""
+    """Merge entries with the same "from" and "label"; return {(from, label): all spans of their "to"}."""
     from_text = text if target is None else target
-    to_spans: dict[tuple[Span, str], list[Span]] = {}
+    to_spans_by_link: dict[tuple[Span, str], list[Span]] = {}
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
             raise AnnotationError(f"link {number} is no object: {shorten(repr(entry))}")
@@ -103,23 +105,27 @@ def _parse_links(
         label = " ".join(label.split())
         from_span = _require_span(entry.get("from"), from_text, f'link {number}: "from"')
         from_start, from_stop = from_span
-        # "to" is a list of spans, or one span.
-        to = entry.get("to")
-        if not isinstance(to, list) or not to or not all(isinstance(value, list) for value in to):
-            to = [to]
-        for value in to:
+        # "to" is a list of spans, or one span. A span holds numbers, and no lists.
+        to_values = entry.get("to")
+        is_list = isinstance(to_values, list) and to_values
+        if not is_list or not all(isinstance(value, list) for value in to_values):
+            to_values = [to_values]
+        for value in to_values:
             start, stop = _require_span(value, text, f'link {number}: "to"')
             if target is None and start < from_stop and from_start < stop:
                 raise AnnotationError(
                     f"link {number}: {[start, stop]} overlaps its source {list(from_span)}"
                 )
-            to_spans.setdefault((from_span, label), []).append((start, stop))
-    return to_spans
+            to_spans_by_link.setdefault((from_span, label), []).append((start, stop))
+    return to_spans_by_link
 
 
 def _require_span(value: Any, text: str, name: str) -> Span:
-    """Return a span of a text, which must be in it and hold more than blanks; `name` begins the message if not."""
-    # The types themselves, because True is an int too.
+    """Return a value of JSON as a span; raise an AnnotationError if it is outside the text, or holds only blanks.
+
+    The message calls the value `name`.
+    """
+    # Compare types, because isinstance(True, int) is true.
     if not isinstance(value, list) or list(map(type, value)) != [int, int]:
         raise AnnotationError(f"{name} is not [first, last + 1]: {shorten(repr(value))}")
     start, stop = value
@@ -130,26 +136,31 @@ def _require_span(value: Any, text: str, name: str) -> Span:
     return start, stop
 
 
-def _find_words(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
-    """Return the words of a text, ordered by start: those that `value` sets ("words" of an entry), or its usual ones.
+def _find_words(words_field: Any, text: str, spans: Sequence[Span]) -> list[Span]:
+    """Return the words of a text, ordered by start.
 
-    The usual ones are cut wherever one of `spans` begins or ends.
+    Args:
+        words_field: The entry's field "words" or "target_words"; None = the entry has no such field.
+        text: The text.
+        spans: The spans of all links in the text. Without `words_field`, words are cut where a span begins or ends.
     """
-    if value == "characters":
+    if words_field == "characters":
         return [(index, index + 1) for index, character in enumerate(text) if not character.isspace()]
-    if value is None:
-        ends = set(chain.from_iterable(spans))
+    if words_field is None:
+        boundaries = set(chain.from_iterable(spans))
         words: list[Span] = []
         for start, stop in word_spans(text):
-            cuts = sorted(end for end in ends if start < end < stop)
+            cuts = sorted(boundary for boundary in boundaries if start < boundary < stop)
             words += pairwise([start, *cuts, stop])
         return words
-    if not isinstance(value, list):
+    if not isinstance(words_field, list):
         raise AnnotationError(
-            f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}'
+            f'"words" is neither "characters" nor a list of spans: {shorten(repr(words_field))}'
         )
-    # Words that an entry sets may come in any order, but share no characters.
-    words = sorted(_require_span(word, text, f"word {number}") for number, word in enumerate(value, 1))
+    # Words that an entry sets may come in any order, but must not overlap.
+    words = sorted(
+        _require_span(word, text, f"word {number}") for number, word in enumerate(words_field, 1)
+    )
     for word, next_word in pairwise(words):
         _, stop = word
         next_start, _ = next_word
@@ -158,12 +169,18 @@ def _find_words(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
     return words
 
 
-def _words_in(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
-    """Return the indices of the words in a span, which must hold some and cut none."""
-    first, end = span
-    indices = [index for index, (start, stop) in enumerate(words) if start < end and first < stop]
+def _find_words_in(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
+    """Return the indices of the words in a span; raise an AnnotationError if it holds no word, or cuts one."""
+    span_start, span_stop = span
+    indices = [
+        index
+        for index, (word_start, word_stop) in enumerate(words)
+        if word_start < span_stop and span_start < word_stop
+    ]
     if not indices:
         raise AnnotationError(f"the span {list(span)} holds no word")
-    if words[indices[0]][0] < first or words[indices[-1]][1] > end:
+    first_word_start, _ = words[indices[0]]
+    _, last_word_stop = words[indices[-1]]
+    if first_word_start < span_start or last_word_stop > span_stop:
         raise AnnotationError(f"the span {list(span)} cuts a word")
     return tuple(indices)

@@ -1,6 +1,6 @@
 """Define annotated texts: their words, and links from a word to the words that it should attend to.
 
-File formats, models and tokens are left to others.
+This module knows neither file formats, nor models, nor tokens: a text is a string, and a word a span of characters.
 """
 
 import hashlib
@@ -12,19 +12,21 @@ from operator import attrgetter
 from attnscope.corpus.lines import UnreadableError
 
 Span = tuple[int, int]
-"""(start, stop) of some characters of a text, as in text[start:stop]."""
+"""The characters text[start:stop] of a text, as (start, stop)."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Relate a word, or several that stand for one thing, to its targets.
+    """Relate a word, or several words that stand for one thing, to its targets.
 
     A head follows the link if the source attends most to any one of the targets.
 
     Attributes:
         relation: The link's label, such as "nsubj→parent".
-        source: The words that attend, as indices into the text's (or its target's) words, ascending.
-        targets: The words to attend to, as indices into the text's words, ascending; none of them is in `source`.
+        source: The words that attend: ascending indices into `AnnotatedText.words`; in a text with a target, into
+            `AnnotatedText.target_words`.
+        targets: The words to attend to: ascending indices into `AnnotatedText.words`. No word is both a source and a
+            target of one link.
     """
 
     relation: str
@@ -38,17 +40,17 @@ class AnnotatedText:
 
     Attributes:
         text: The text.
-        words: Where its words are, ordered by start. Two words share characters only where an annotation says so, as
+        words: The span of each word, ordered by start. Two words share characters only where an annotation says so, as
             for the two syntactic words of French "du".
         links: Its links, in the order of the annotation.
-        source: The file's name; "stdin".
-        line: The line it begins on, from 1.
-        document: The name of the document that it is part of. Texts of one document are not independent. None = as far
-            as is known, it is independent of all others.
-        target: The text that a decoder writes while it reads `text`, such as a translation. Links then go from words
-            of the target to words of the text. None = both ends are in the text.
-        target_words: Where the target's words are, ordered by start.
-        n_merged: How many other texts, equal to this one, `merge_equal` has merged into it.
+        source: The name of the file; "stdin" for standard input.
+        line: The number of the line that it begins on, from 1.
+        document: The name of the document that it is part of. Texts of one document are not independent of each other.
+            None = as far as is known, the text is independent of all others.
+        target: The text that a decoder writes while its encoder reads `text`, such as a translation. Links then go from
+            words of the target to words of the text. None = both ends of a link are in the text.
+        target_words: The span of each word in the target, ordered by start.
+        n_merged: How many later texts with the same words `merge_equal_texts` has merged into this text.
     """
 
     text: str
@@ -62,32 +64,36 @@ class AnnotatedText:
     n_merged: int = 0
 
     def bytes_to_hash(self) -> bytes:
-        """Return a digest of text, words and links, without source and line, for hashes and to find copies."""
+        """Return a digest of text, words and links. Texts that differ only in source, line or document share it."""
         links = [(link.relation, link.source, link.targets) for link in self.links]
         content: tuple[object, ...] = (self.text, self.words, links)
         if self.target is not None:
             content += (self.target, self.target_words)
         return hashlib.sha256(repr(content).encode("utf-8", "surrogatepass")).digest()
 
-    def word(self, number: int) -> str:
-        """Return the characters of a word."""
-        start, stop = self.words[number]
+    def word(self, index: int) -> str:
+        """Return the characters of the word with this index in `words`."""
+        start, stop = self.words[index]
         return self.text[start:stop]
 
 
 class AnnotationError(UnreadableError):
-    """Say why an annotation is malformed, in one line, and in which line, from 1; None = not known."""
+    """Say in one line why an annotation is malformed, and give the number of its line in the file, if it is known."""
 
 
-def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
-    """Merge equal texts that follow each other into one with the links of all: a file may have a line for each link."""
+def merge_equal_texts(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
+    """Merge equal texts that follow each other into one text with all their links.
+
+    Some files repeat a text in several lines, one for each link.
+    """
     for _, group in groupby(texts, key=attrgetter("text", "words", "target", "target_words")):
-        first, *others = group
-        if not others:
-            yield first
+        first_text, *other_texts = group
+        if not other_texts:
+            yield first_text
             continue
         # A dict keeps each link once, in order.
-        links = dict.fromkeys(first.links)
-        for other in others:
-            links |= dict.fromkeys(other.links)
-        yield replace(first, links=tuple(links), n_merged=first.n_merged + len(others))
+        links = dict.fromkeys(first_text.links)
+        for text in other_texts:
+            links |= dict.fromkeys(text.links)
+        n_merged = first_text.n_merged + len(other_texts)
+        yield replace(first_text, links=tuple(links), n_merged=n_merged)

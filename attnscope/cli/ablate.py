@@ -1,4 +1,4 @@
-"""Run `attnscope ablate`."""
+"""Run `attnscope ablate`: measure what heads contribute, or save a model without some heads."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
@@ -8,12 +8,12 @@ from attnscope.studies.inputs.options import CorpusOptions, WorkerOptions
 
 def ablate(
     *,
-    texts: CorpusOptions,
-    order: AblateOptions,
-    model: ModelOptions,
-    running: WorkerOptions,
-    drawing: DrawingOptions,
-    files: FileOptions,
+    corpus_options: CorpusOptions,
+    ablate_options: AblateOptions,
+    model_options: ModelOptions,
+    worker_options: WorkerOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Take heads out of the model, and measure what changes.
 
@@ -27,17 +27,23 @@ def ablate(
     from attnscope.studies.ablate.save import prune
     from attnscope.studies.ablate.study import ablate as study
 
-    # Plan the output before the model takes its time: a wrong path fails at once.
-    output = files.plan("ablate", **drawing.changes())
-    corpus = texts.corpus()
+    # Plan the output before the model loads: a wrong path fails at once.
+    output = file_options.plan_output("ablate", **drawing_options.non_default_options())
+    corpus = corpus_options.corpus()
     # Save the model without the picked heads as a folder.
-    if order.save is not None:
-        with progress(files.quiet) as report:
-            record = prune(model.model, corpus, order, model.loading, report)
-        return output.deliver(record, other_paths=[order.save])
-    # Without --save, measure the effect of each head. A loss needs the language-model head.
-    loading = model.loading if order.loss == "none" else model.loading.with_head(model.model)
-    workers = running.share(model.model, loading)
-    with progress(files.quiet) as report:
-        record = study(loading.load(model.model), corpus, order, report, workers)
+    if ablate_options.save is not None:
+        with progress(file_options.quiet) as report_progress:
+            record = prune(
+                model_options.model, corpus, ablate_options, model_options.loading, report_progress
+            )
+        return output.deliver(record, other_paths=[ablate_options.save])
+    # Without --save, measure the effect of each head. A loss needs the model's prediction head.
+    load_options = model_options.loading
+    if ablate_options.loss != "none":
+        load_options = load_options.with_head(model_options.model)
+    # None = no workers: this process runs the whole study.
+    workers = worker_options.share(model_options.model, load_options)
+    with progress(file_options.quiet) as report_progress:
+        model = load_options.load(model_options.model)
+        record = study(model, corpus, ablate_options, report_progress, workers)
     return output.deliver(record)

@@ -1,4 +1,4 @@
-"""Run `attnscope atlas`."""
+"""Run `attnscope atlas`: write a page with the texts that show what each head does."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from attnscope.studies.inputs.options import CorpusOptions, WorkerOptions
 
 def atlas(
     *,
-    texts: CorpusOptions,
-    order: AtlasOptions,
-    describing: DescribingOptions,
-    model: ModelOptions,
-    running: WorkerOptions,
-    files: FileOptions,
+    corpus_options: CorpusOptions,
+    atlas_options: AtlasOptions,
+    describing_options: DescribingOptions,
+    model_options: ModelOptions,
+    worker_options: WorkerOptions,
+    file_options: FileOptions,
 ) -> None:
     """Show every head of a model with the texts that show what it does, in one page.
 
@@ -30,13 +30,14 @@ def atlas(
     from attnscope.studies.atlas.study import atlas as study
     from attnscope.studies.heads.study import require_names
 
-    # Refuse wrong options and files before the model loads.
-    heads_options = describing.apply(order.heads)
-    output = files.plan("atlas")
-    workers = running.share(model.model, model.loading)
+    # Refuse wrong options and files before the model loads. The options for describing heads override some of theirs.
+    heads_options = describing_options.apply(atlas_options.heads)
+    output = file_options.plan_output("atlas")
+    workers = worker_options.share(model_options.model, model_options.loading)
+    # Heads and measures that the options name must exist.
     require_names(heads_options, measures=None)
-    order = replace(order, heads=heads_options)
-    corpus = texts.corpus()
-    with progress(files.quiet) as report:
-        record = study(model.load(), corpus, order, report, workers)
+    atlas_options = replace(atlas_options, heads=heads_options)
+    corpus = corpus_options.corpus()
+    with progress(file_options.quiet) as report_progress:
+        record = study(model_options.load(), corpus, atlas_options, report_progress, workers)
     output.deliver(record)

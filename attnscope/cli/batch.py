@@ -1,4 +1,4 @@
-"""Run `attnscope batch`: `studies.batch` draws all texts of files, and this module says what was drawn."""
+"""Run `attnscope batch`: `studies.batch` draws all texts of files, and this module prints what was drawn."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class BatchTexts(TextFileOptions):
 
 def batch(
     *,
-    texts: BatchTexts,
-    order: BatchOptions,
-    model: ModelOptions,
-    drawing: MapDrawingOptions,
-    printing: PrintingOptions,
+    text_options: BatchTexts,
+    batch_options: BatchOptions,
+    model_options: ModelOptions,
+    drawing_options: MapDrawingOptions,
+    printing_options: PrintingOptions,
 ) -> None:
     """Draw every text of a file as `heatmap` draws one, with an index.html of all.
 
@@ -58,47 +58,56 @@ def batch(
     from attnscope.studies.batch.study import batch as draw
 
     # Draw the texts that no earlier run has drawn.
-    style = replace(order.style, **drawing.changes())
-    order = replace(order, loading=model.loading, style=style)
-    with progress(printing.quiet) as report:
-        result = draw(model.model, texts.corpus(), texts.out, order, report)
+    style = replace(batch_options.style, **drawing_options.non_default_options())
+    batch_options = replace(batch_options, loading=model_options.loading, style=style)
+    with progress(printing_options.quiet) as report_progress:
+        result = draw(
+            model_options.model, text_options.corpus(), text_options.out, batch_options, report_progress
+        )
     # Say how many texts were there from earlier runs.
     n_before = len(result.drawn) - result.n_fresh
     if n_before:
         print_notes(
-            [f"{n_before:,} of {amount(result.n_texts, 'text')} were drawn before"], printing.quiet
+            [f"{n_before:,} of {amount(result.n_texts, 'text')} were drawn before"],
+            printing_options.quiet,
         )
-    # Say which characters of the labels no font has.
+    # Say which characters of the labels no font has. Labels are a text (the title) and its tokens.
     labels: list[str] = []
     file_names: list[str] = []
     for text in result.drawn:
         labels += (text.text, *text.tokens)
         file_names += text.files
-    print_notes(note_glyphs(labels, file_names, drawing.font), printing.quiet)
-    answer = "" if printing.quiet else _answer(result, order, texts.out)
-    print_document(result.as_json, [texts.out / INDEX, texts.out / MANIFEST], printing.json, answer)
+    print_notes(note_glyphs(labels, file_names, drawing_options.font), printing_options.quiet)
+    answer = "" if printing_options.quiet else _format_answer(result, batch_options, text_options.out)
+    print_document(
+        result.as_json,
+        [text_options.out / INDEX, text_options.out / MANIFEST],
+        printing_options.json,
+        answer,
+    )
     _fail_unless_complete(result)
 
 
-def _answer(result: BatchRun, order: BatchOptions, folder: Path) -> str:
+def _format_answer(result: BatchRun, batch_options: BatchOptions, folder: Path) -> str:
     """Return the line that says how many texts were drawn, which heads of them, and where; "" = no text was drawn."""
     if not result.drawn:
         return ""
-    choice = order.choice
-    heads = "the chosen heads" if choice.pick or choice.heads else "all heads"
+    choice = batch_options.choice
+    heads_phrase = "the chosen heads" if choice.pick or choice.heads else "all heads"
     if choice.layers:
         plural = "" if len(choice.layers) == 1 else "s"
-        heads += f" of layer{plural} {', '.join(map(str, choice.layers))}"
-    formats = ", ".join(order.formats)
-    texts = amount(len(result.drawn), "text")
-    return f"{texts} in {folder}/: maps of {heads} as {formats}, a folder for each text"
+        heads_phrase += f" of layer{plural} {', '.join(map(str, choice.layers))}"
+    formats = ", ".join(batch_options.formats)
+    # A count with its noun, such as "3 texts"
+    texts_phrase = amount(len(result.drawn), "text")
+    return f"{texts_phrase} in {folder}/: maps of {heads_phrase} as {formats}, a folder for each text"
 
 
 def _fail_unless_complete(result: BatchRun) -> None:
-    """Print which texts failed; raise an error if some did, or if the run was interrupted.
+    """Print which texts failed, and raise an error if a text failed or the run was interrupted.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C ended the run early: the command ends with the exit status of an interruption.
+        KeyboardInterrupt: Ctrl-C ended the run early. `cli.main` turns this into the exit status of an interruption.
         AttnscopeError: Some texts failed.
     """
     for failure in result.failed:
@@ -108,7 +117,7 @@ def _fail_unless_complete(result: BatchRun) -> None:
         print(f"note: {amount(n_drawn, 'text')} drawn; the same command goes on", file=sys.stderr)
         raise KeyboardInterrupt
     if result.failed:
-        failed = amount(len(result.failed), "text")
+        failed_phrase = amount(len(result.failed), "text")
         raise AttnscopeError(
-            f"{failed} could not be read or drawn", "all others are drawn" if n_drawn else ""
+            f"{failed_phrase} could not be read or drawn", "all others are drawn" if n_drawn else ""
         )

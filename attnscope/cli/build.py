@@ -1,7 +1,8 @@
-"""Make commands for typer from dataclasses: each field of the dataclasses that a command takes is an option of it.
+"""Make commands for typer from functions that take dataclasses: each field of a dataclass is an option of the command.
 
-`attnscope.options.Option` declares what a field is on the command line. This file turns it into what typer takes. It
-knows a command by its name, and so the formats of its files. `--help-all` also shows options that few need.
+A *group* is such a dataclass of options. The metadata of each field has an `attnscope.options.Option`, which declares
+the option: its flags, help and range. This module translates declarations into typer's, and typer's values into
+instances of the groups. It knows a command only by its name, which says in which formats the command writes files.
 """
 
 import dataclasses
@@ -24,41 +25,44 @@ HELP_ALL = "--help-all"
 """The flag that shows the help with all options."""
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return what typer takes for a command: a function with one parameter for each field of its dataclasses.
+def make_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the function of a command as typer needs it: with one parameter for each option.
 
     Args:
-        function: The command. Each of its parameters is a dataclass of options (a group).
+        function: The function of the command. Each of its parameters takes a group, which its annotation names.
     """
-    groups: dict[str, Any] = {}
+    group_by_name: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    # The formats that its help lists. `show` takes those of every kind of result, as maps have them all.
+    # The formats of the command's files, for the help of --format. Commands that are no kind of record, such as `show`,
+    # list the formats of heatmaps, which are all formats.
     formats = ", ".join(KINDS.get(function.__name__, KINDS["heatmap"]).formats)
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        groups[name] = parameter.annotation
-        parameters += [_parameter(*field, formats) for field in _fields(parameter.annotation)]
+        group_by_name[name] = parameter.annotation
+        for owner, field in _list_option_fields(parameter.annotation):
+            parameters.append(_make_parameter(owner, field, formats))
 
-    # The parameters' values go back into the groups.
+    # typer calls this function with the value of each option. It builds the groups, and calls the command with them.
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        function(**{name: _build(group, values) for name, group in groups.items()})
+        function(**{name: _build_group(group, values) for name, group in group_by_name.items()})
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    # typer makes the options of a command from the signature and the annotations.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may have it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _fields(group: Any) -> "Iterator[tuple[Any, dataclasses.Field[Any]]]":
-    """Yield the fields of a group that are options, each with the class that declares it.
+def _list_option_fields(group: Any) -> "Iterator[tuple[Any, dataclasses.Field[Any]]]":
+    """Yield each field of a group that is an option on the command line, as (the class that declares it, field).
 
-    A field that is a group itself stands for its fields.
+    If a field is a group itself, its fields are yielded in its place.
     """
     for field in dataclasses.fields(group):
-        inner = field.metadata.get("group")
-        if inner is not None:
-            yield from _fields(inner)
+        inner_group = field.metadata.get("group")
+        if inner_group is not None:
+            yield from _list_option_fields(inner_group)
         elif not _option_of(field).python_only:
-            # The group's class, or the nearest one that it inherits the field from.
+            # The method resolution order begins with the group: find the nearest class that declares the field.
             for owner in group.__mro__:
                 if field.name in vars(owner).get("__annotations__", ()):
                     yield owner, field
@@ -66,20 +70,20 @@ def _fields(group: Any) -> "Iterator[tuple[Any, dataclasses.Field[Any]]]":
 
 
 def _option_of(field: "dataclasses.Field[Any]") -> Option:
-    """Return the declaration of a field's option; a field without one is for Python alone."""
-    declared: Option = field.metadata.get("option") or Option("", python_only=True)
-    return declared
+    """Return the declaration of a field's option. A field without a declaration is for Python alone."""
+    declaration: Option = field.metadata.get("option") or Option("", python_only=True)
+    return declaration
 
 
-def _parameter(owner: Any, field: "dataclasses.Field[Any]", formats: str) -> inspect.Parameter:
-    """Return the parameter that typer reads for a field: its name, type, default, flags, help and range.
+def _make_parameter(owner: Any, field: "dataclasses.Field[Any]", formats: str) -> inspect.Parameter:
+    """Return the parameter from which typer makes an option: its name, type, default, flags, help and range.
 
-    `owner` is the class that declares the field; `formats` stand in its help for "{formats}".
+    `owner` is the class that declares the field. `formats`, such as "npz, csv", replaces "{formats}" in its help.
     """
     option = _option_of(field)
-    kind, default = _type_and_default(owner, field)
+    value_type, default = _find_type_and_default(owner, field)
     completion = complete_models if option.completion else None
-    # An argument is found by its position, an option by its flags.
+    # A positional argument has a metavar, such as TEXT; an option has flags and a range.
     typer_info: Any
     if option.argument:
         metavar = option.metavar or field.name.upper()
@@ -95,89 +99,89 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]", formats: str) -> ins
             max=option.most,
             autocompletion=completion,
         )
-        # The help of an option that may be repeated (list[str] or list[Path]) names the type of one value.
-        if "list[" in str(kind):
-            typer_info.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
-        # The heading of the help under which it stands.
+        # An option that may be repeated has the type list[str] or list[Path]: the help names the type of one value.
+        if "list[" in str(value_type):
+            typer_info.metavar = "<path>" if "list[pathlib" in str(value_type) else "<str>"
+        # The heading above the option in the help: the option's own, or that of its class.
         typer_info.rich_help_panel = option.panel or getattr(owner, "PANEL", None)
     typer_info.hidden = option.rare
-    # Typer requires a parameter without a default. An option may be needed here and have a default in Python.
+    # typer requires a value for a parameter without a default. The field may still have a default for Python users.
     if option.is_required or default is dataclasses.MISSING:
         default = inspect.Parameter.empty
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, typer_info],
+        annotation=Annotated[value_type, typer_info],
     )
 
 
-def _type_and_default(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
-    """Return the type of the value that typer gives for a field, and its default; MISSING = it is required.
+def _find_type_and_default(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
+    """Return the type and the default of the value that typer passes for a field; MISSING = typer requires a value.
 
-    `_read` makes the field's own value of typer's.
+    `_convert_value` converts typer's value to the field's. For None, the field keeps its own default.
     """
     option = _option_of(field)
     # As Any: type checkers refuse list[x] where x is a value.
     list_of: Any = list
-    # Typer passes text, which the field's own parser reads later: several words, or one. `default_text` is the default,
-    # as a user would type it.
+    # The field's own parser (`read`) takes a string, or a list of strings if the flag may be repeated. `default_text`
+    # is the default as a user would type it.
     if option.is_repeatable:
         return list_of[str] | None, None
     if option.read is not None:
         return str | None, option.default_text
     # Annotations are strings. Resolve this one alone: others may name modules that are not imported yet.
     scope = vars(sys.modules[owner.__module__])
-    named = SimpleNamespace(__annotations__={field.name: owner.__annotations__[field.name]})
-    kind = get_type_hints(named, scope)[field.name]
-    # A tuple is an option that may be repeated. None leaves the field's own default in place.
-    if get_origin(kind) is tuple:
+    one_annotation = SimpleNamespace(__annotations__={field.name: owner.__annotations__[field.name]})
+    field_type = get_type_hints(one_annotation, scope)[field.name]
+    # typer repeats an option of a list type. In the dataclass, it is a tuple.
+    if get_origin(field_type) is tuple:
         default = dataclasses.MISSING if field.default is dataclasses.MISSING else None
-        return list_of[get_args(kind)[0]] | None, default
-    # A field that is True by default has a flag that switches it off, such as --no-check. Typer's value says whether
-    # the flag was given: by default it was not.
+        return list_of[get_args(field_type)[0]] | None, default
+    # A field that is True by default has a flag that switches it off, such as --no-caption. typer's value says whether
+    # the user gave the flag.
     if field.default is True:
-        return kind, False
-    # Typer passes text, and the dataclass refuses what is none of the choices.
+        return field_type, False
+    # typer passes any string, and the dataclass refuses a string that is not among the choices.
     if option.choices:
         return str | None, field.default
-    return kind, field.default
+    return field_type, field.default
 
 
-def _build(group: Any, values: dict[str, Any]) -> Any:
-    """Return a group of options, and the groups in it, from typer's values by name; None = the field's default."""
+def _build_group(group: Any, values: dict[str, Any]) -> Any:
+    """Return an instance of a group, with the groups in it, from typer's values by option; None = the default."""
     field_values = {}
     for field in dataclasses.fields(group):
-        inner = field.metadata.get("group")
+        inner_group = field.metadata.get("group")
         value = values.get(field.name)
-        if inner is not None:
-            field_values[field.name] = _build(inner, values)
+        if inner_group is not None:
+            field_values[field.name] = _build_group(inner_group, values)
         elif value is not None and not _option_of(field).python_only:
-            field_values[field.name] = _read(field, value)
+            field_values[field.name] = _convert_value(field, value)
     return group(**field_values)
 
 
-def _read(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """Return the field's value from typer's; see `_type_and_default`."""
+def _convert_value(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """Return the field's value for typer's value, whose type is that of `_find_type_and_default`."""
     option = _option_of(field)
     if option.read is not None:
         return option.read(value)
     if isinstance(value, list):
         return tuple(value)
-    # A flag that was given switches off what is True by default.
+    # The flag of a field that is True by default sets it to False.
     if field.default is True:
         return not value
     return value
 
 
-# What typer builds ----------------------------------------------------------------------------------------------
+# Classes of commands ----------------------------------------------------------------------------------------------
 
 
-class _PlainFlags:
-    """Leave out of the help the type of a flag's value: flags take none."""
+class _FlagsWithoutType:
+    """Make a command's help show no type for flags: they take no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters of a command, flags without a metavar."""
+        """Return the parameters of a command. A flag gets an empty metavar, which the help shows as its type."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of a command
         for parameter in parameters:
             if getattr(parameter, "is_flag", False):
@@ -185,21 +189,26 @@ class _PlainFlags:
         return parameters
 
 
-class Command(_PlainFlags, TyperCommand):
-    """A command whose `--help` shows the options that most need, one line each, and `--help-all` everything."""
+class Command(_FlagsWithoutType, TyperCommand):
+    """A command whose `--help` shows the options that most users need, one line each, and `--help-all` everything."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, or print help. An empty `--out` is refused: a shell's variable may not be set."""
-        # What follows -- is text, even if it looks like a flag.
-        words = args[: args.index("--")] if "--" in args else args
-        if HELP_ALL in words:
+        """Parse the words after the command's name, or print help.
+
+        Raises:
+            UsageError: `--out` is empty, as it is if a shell's variable is not set.
+        """
+        # After --, a word is an argument even if it looks like a flag.
+        words_before_dashes = args[: args.index("--")] if "--" in args else args
+        if HELP_ALL in words_before_dashes:
             for parameter in self.params:
                 parameter.hidden = False  # type: ignore[attr-defined]  # options and typer's arguments have it
+            # typer prints its own help, with all options.
             args = ["--help"]
-        elif "-h" in words or "--help" in words:
+        elif not {"-h", "--help"}.isdisjoint(words_before_dashes):
             typer.echo(write_help(self, ctx.command_path, f"{ctx.command_path} {HELP_ALL}"))
             ctx.exit()
-        # A line that a shell completes is not finished: it is not refused.
+        # While a shell completes a command line (resilient parsing), the line is not finished, and --out may be empty.
         elif not ctx.resilient_parsing:
             values, *_ = self.make_parser(ctx).parse_args(args=[*args])
             if values.get("out") == "":
@@ -210,15 +219,15 @@ class Command(_PlainFlags, TyperCommand):
         return unparsed
 
 
-class CommandGroup(_PlainFlags, TyperGroup):
-    """Commands under one name."""
+class CommandGroup(_FlagsWithoutType, TyperGroup):
+    """A command that has commands of its own, such as `attnscope learn`."""
 
 
-# What the shell completes ---------------------------------------------------------------------------------------
+# Completion in the shell ------------------------------------------------------------------------------------------
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return the names of models that begin with what is typed so far."""
+    """Return the names of known models that begin with `incomplete`: the letters that the user has typed so far."""
     from attnscope.models.catalog import list_models
 
     return [entry.name for entry in list_models() if entry.name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""Run `attnscope heads`."""
+"""Run `attnscope heads`: say what each head does, over texts, photos or recordings."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from attnscope.studies.inputs.options import CorpusOptions, WorkerOptions
 
 def heads(
     *,
-    texts: CorpusOptions,
-    order: HeadsCommandOptions,
-    model: ModelOptions,
-    running: WorkerOptions,
-    drawing: DrawingOptions,
-    files: FileOptions,
+    corpus_options: CorpusOptions,
+    command_options: HeadsCommandOptions,
+    model_options: ModelOptions,
+    worker_options: WorkerOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Say what each head does: roles with their evidence, and a one-line description.
 
@@ -30,30 +30,44 @@ def heads(
     """
     from attnscope.studies.heads.study import study
 
-    # Refuse texts, and options for texts, beside photos and recordings.
-    if order.image or order.audio:
-        if order.image:
-            option = "--image"
-            refused_texts = texts
+    # Texts, and options for texts, cannot be given beside photos or recordings.
+    if command_options.image or command_options.audio:
+        if command_options.image:
+            flag = "--image"
+            refused_text_options = corpus_options
         else:
-            option = "--audio"
+            flag = "--audio"
             # TEXT is allowed: it is the transcript of the recording.
-            refused_texts = replace(texts, text=None)
-        # Photos and recordings cannot be given together.
+            refused_text_options = replace(corpus_options, text=None)
+        # Raise an error if any of these options is set. `audio` is refused beside --image, and not beside itself.
         refuse_beside(
-            option,
-            refused_texts,
-            running,
-            order.heads,
-            pick=order.describing.pick,
-            audio=order.image and order.audio,
-            probe=order.probe,
+            flag,
+            refused_text_options,
+            worker_options,
+            command_options.heads,
+            pick=command_options.describing.pick,
+            audio=command_options.image and command_options.audio,
+            probe=command_options.probe,
         )
-    # Plan the output before the model loads.
-    order = replace(order, heads=order.describing.apply(order.heads))
-    output = files.plan("heads", measures=order.measures, sort=order.listing.sort, **drawing.changes())
-    workers = running.share(model.model, model.loading)
+    # Plan the output before the model loads. The options for describing heads become part of the study's.
+    command_options = replace(
+        command_options, heads=command_options.describing.apply(command_options.heads)
+    )
+    output = file_options.plan_output(
+        "heads",
+        measures=command_options.measures,
+        sort=command_options.listing.sort,
+        **drawing_options.non_default_options(),
+    )
+    workers = worker_options.share(model_options.model, model_options.loading)
     # The progress line counts texts, pictures or recordings.
-    with progress(files.quiet, *order.progress_nouns()) as report:
-        record = study(model.model, texts, order, model.loading, report, workers)
+    with progress(file_options.quiet, *command_options.progress_nouns()) as report_progress:
+        record = study(
+            model_options.model,
+            corpus_options,
+            command_options,
+            model_options.loading,
+            report_progress,
+            workers,
+        )
     output.deliver(record)

@@ -1,4 +1,4 @@
-"""Run `attnscope heatmap`."""
+"""Run `attnscope heatmap`: draw attention on a text, photos or a recording, or follow it through the layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @options
 class HeatmapInput(OneTextOptions):
-    """Hold a text, photos or a recording, and how they are shown."""
+    """Hold a text, photos or a recording, and the options for what is drawn of them."""
 
     image: tuple[Path, ...] = option(
         "A photo, with attention drawn over it; may be given several times. Alone, for vision transformers: --query is "
@@ -57,21 +57,21 @@ class HeatmapInput(OneTextOptions):
         rare=True,
     )
 
-    def adapt(self, maps: MapOptions) -> MapOptions:
-        """Return the options for maps with `--pool` among them. Of a recording, `--words` asks when each is spoken."""
-        if self.audio is not None and maps.words:
-            maps = dataclasses.replace(maps, words=False, times=True)
-        return dataclasses.replace(maps, pooled=self.pool)
+    def adapt(self, map_options: MapOptions) -> MapOptions:
+        """Return the options for maps, with --pool added. For a recording, --words becomes a request for word times."""
+        if self.audio is not None and map_options.words:
+            map_options = dataclasses.replace(map_options, words=False, times=True)
+        return dataclasses.replace(map_options, pooled=self.pool)
 
 
 def heatmap(
     *,
-    source: HeatmapInput,
-    reading: ReadingOptions,
-    maps: MapOptions,
-    model: ModelOptions,
-    drawing: MapDrawingOptions,
-    files: FileOptions,
+    heatmap_input: HeatmapInput,
+    reading_options: ReadingOptions,
+    map_options: MapOptions,
+    model_options: ModelOptions,
+    drawing_options: MapDrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Draw what every head attends to on a text.
 
@@ -85,63 +85,82 @@ def heatmap(
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --words`
     """
     from attnscope.output import DEFAULT_FOLDER
-    from attnscope.studies.maps.study import home_of, study
+    from attnscope.studies.maps.study import name_figure_folder, study
 
     # Rollout and relevance: follow tokens through all layers.
-    if source.rollout or source.relevance is not None:
-        output = files.plan("rollout", query=maps.query, **drawing.changes())
-        return _roll_out(output, source, maps, model)
-    # --from and --to: sum up the weights from one phrase to another.
-    maps = source.adapt(maps)
-    if maps.between:
+    if heatmap_input.rollout or heatmap_input.relevance is not None:
+        output = file_options.plan_output(
+            "rollout", query=map_options.query, **drawing_options.non_default_options()
+        )
+        return _roll_out(output, heatmap_input, map_options, model_options)
+    # Plan the output before the model loads: wrong options fail at once.
+    map_options = heatmap_input.adapt(map_options)
+    if map_options.between:
+        output = file_options.plan_output("shares", **drawing_options.non_default_options())
+    else:
+        output = file_options.plan_output(
+            "heatmap",
+            has_default_folder=True,
+            query=map_options.query,
+            **drawing_options.non_default_options(),
+        )
+    user_input = _read_input(heatmap_input, reading_options)
+    record = study(model_options.model, user_input, map_options, model_options.loading)
+    # --from and --to: add up the weights from one phrase to another.
+    if map_options.between:
         from attnscope.questions.shares import find_shares
 
-        output = files.plan("shares", **drawing.changes())
-        record = study(model.model, _read_input(source, reading), maps, model.loading)
-        return output.deliver(find_shares(record, *maps.between.parts))  # type: ignore[arg-type]  # not pooled
-    # Else draw maps.
-    output = files.plan("heatmap", has_default_folder=True, query=maps.query, **drawing.changes())
-    record = study(model.model, _read_input(source, reading), maps, model.loading)
-    # Without -o, figures go to a folder whose name depends on what they show.
-    folder = DEFAULT_FOLDER / home_of(record, output.options.get("query"), output.style(record))
+        return output.deliver(find_shares(record, *map_options.between.parts))  # type: ignore[arg-type]  # not pooled
+    # Without -o, figures go to a folder whose name has a hash of all that they depend on.
+    folder = DEFAULT_FOLDER / name_figure_folder(
+        record, output.options.get("query"), output.style(record)
+    )
     return output.deliver(record, folder)
 
 
-def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: ModelOptions) -> None:
-    """Follow tokens through the layers: by attention alone (Abnar & Zuidema 2020), or with gradients."""
+def _roll_out(
+    output: Output, heatmap_input: HeatmapInput, map_options: MapOptions, model_options: ModelOptions
+) -> None:
+    """Follow tokens through the layers: by attention alone (rollout, Abnar & Zuidema 2020), or with gradients."""
     from attnscope.senses.photos import read_photo
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.maps.derived import relevance, rollout
 
     # Of the options for maps, only --query may be given.
-    target = source.relevance
-    other_maps = dataclasses.replace(maps, query=None)
+    target = heatmap_input.relevance
+    refused_map_options = dataclasses.replace(map_options, query=None)
     if target is None:
-        refuse_beside("--rollout", other_maps, audio=source.audio)
+        refuse_beside("--rollout", refused_map_options, audio=heatmap_input.audio)
     else:
-        refuse_beside("--relevance", other_maps, audio=source.audio, rollout=source.rollout)
+        refuse_beside(
+            "--relevance", refused_map_options, audio=heatmap_input.audio, rollout=heatmap_input.rollout
+        )
     # A photo.
-    if source.image:
-        refuse_beside("--image", OneTextOptions(source.text, source.file))
-        if len(source.image) > 1:
+    if heatmap_input.image:
+        refuse_beside("--image", OneTextOptions(heatmap_input.text, heatmap_input.file))
+        if len(heatmap_input.image) > 1:
             raise UsageError("one picture is followed through the layers", "give one --image")
         # Read the photo before the model loads: a wrong file fails at once.
-        photo = read_photo(source.image[0])
-        loaded = model.load_with_head()
+        photo = read_photo(heatmap_input.image[0])
+        model = model_options.load_with_head()
         if target is None:
-            return output.deliver(rollout(loaded, image=photo))
-        return output.deliver(relevance(loaded, target, image=photo))
+            return output.deliver(rollout(model, image=photo))
+        return output.deliver(relevance(model, target, image=photo))
     # A text.
-    text = source.read()
+    text = heatmap_input.read()
     if target is not None:
-        return output.deliver(relevance(model.load_with_head(), target, text, query=maps.query))
+        return output.deliver(
+            relevance(model_options.load_with_head(), target, text, query=map_options.query)
+        )
     # NumPy alone runs the model if the text is short: it starts faster than torch.
-    loaded = model.loading.load_for_maps(model.model, [Prompt(text)])
-    return output.deliver(rollout(loaded, text, query=maps.query))
+    model = model_options.loading.load_for_maps(model_options.model, [Prompt(text)])
+    return output.deliver(rollout(model, text, query=map_options.query))
 
 
-def _read_input(source: HeatmapInput, reading: ReadingOptions) -> UserInput:
-    """Read photos, a recording or a text, before the model is loaded. The type of the input tells a study what it is.
+def _read_input(heatmap_input: HeatmapInput, reading_options: ReadingOptions) -> UserInput:
+    """Read photos, a recording or a text, before the model is loaded.
+
+    A study tells kinds of input apart by their types: photos with a text, a photo alone, a recording, or a text.
 
     Raises:
         AttnscopeError: There is no input, or a file cannot be read.
@@ -151,23 +170,28 @@ def _read_input(source: HeatmapInput, reading: ReadingOptions) -> UserInput:
     from attnscope.senses.recordings import read_recording
     from attnscope.studies.inputs.reading import PhotoPrompt, Speech
 
-    # --size is refused for anything but a photo alone: `is_given` says whether there is a text.
-    if source.size and (not source.image or source.is_given or reading.generate):
+    # --size is only for a photo alone, without a text that the user gives or the model writes.
+    has_text = heatmap_input.is_given or reading_options.generate > 0
+    if heatmap_input.size and (not heatmap_input.image or has_text):
         raise UsageError("--size is of a photo alone", "give --image without TEXT, or leave out --size")
     # Photos with a text, or before a text that the model writes (--generate).
-    if source.image and (source.is_given or reading.generate):
-        refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=source.audio)
-        text = source.read(may_be_blank=True) if source.is_given else ""
-        return PhotoPrompt(tuple(map(read_photo, source.image)), text, reading.generate)
+    if heatmap_input.image and has_text:
+        refuse_beside(
+            "--image", dataclasses.replace(reading_options, generate=0), audio=heatmap_input.audio
+        )
+        text = heatmap_input.read(may_be_blank=True) if heatmap_input.is_given else ""
+        return PhotoPrompt(tuple(map(read_photo, heatmap_input.image)), text, reading_options.generate)
     # A photo alone.
-    if source.image:
-        refuse_beside("--image", reading, audio=source.audio)
-        if len(source.image) > 1:
+    if heatmap_input.image:
+        refuse_beside("--image", reading_options, audio=heatmap_input.audio)
+        if len(heatmap_input.image) > 1:
             raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
-        return dataclasses.replace(read_photo(source.image[0]), size=source.size)
+        return dataclasses.replace(read_photo(heatmap_input.image[0]), size=heatmap_input.size)
     # A recording, with or without its transcript.
-    if source.audio is not None:
-        refuse_beside("--audio", reading)
-        return Speech(read_recording(source.audio), source.read() if source.is_given else None)
+    if heatmap_input.audio is not None:
+        refuse_beside("--audio", reading_options)
+        return Speech(
+            read_recording(heatmap_input.audio), heatmap_input.read() if heatmap_input.is_given else None
+        )
     # A text.
-    return reading.prompt(source.read())
+    return reading_options.prompt(heatmap_input.read())

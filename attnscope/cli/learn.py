@@ -1,4 +1,4 @@
-"""Run `attnscope learn`: how attention is computed, how heads split it, and what it costs."""
+"""Run `attnscope learn`: its commands `trace` (compute attention step by step), `split` (into heads) and `cost`."""
 
 import sys
 
@@ -24,14 +24,19 @@ class ExampleOrText(OneTextOptions):
 
 
 @options
-class Quiz:
+class QuizOptions:
     """Hold the option that turns a trace into a quiz."""
 
     quiz: bool = option("Ask you for the numbers of a query, and grade your answers.", default=False)
 
 
 def trace(
-    *, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: ModelOptions, files: FileOptions
+    *,
+    text_options: ExampleOrText,
+    trace_options: TraceOptions,
+    quiz_options: QuizOptions,
+    model_options: ModelOptions,
+    file_options: FileOptions,
 ) -> None:
     """Compute one attention step by step, with every number and its line of NumPy.
 
@@ -43,28 +48,30 @@ def trace(
     """
     from attnscope.studies.trace import trace_text_or_example
 
-    output = files.plan("trace")
+    output = file_options.plan_output("trace")
     # Without a text (None), the study computes the worked example.
-    text = source.read() if source.is_given else None
-    if quiz.quiz:
-        refuse_beside("--quiz", out=files.out, json=files.json)
-    record = trace_text_or_example(model.model, text, source.layer, order, model.loading)
-    if not quiz.quiz:
+    text = text_options.read() if text_options.is_given else None
+    if quiz_options.quiz:
+        refuse_beside("--quiz", out=file_options.out, json=file_options.json)
+    record = trace_text_or_example(
+        model_options.model, text, text_options.layer, trace_options, model_options.loading
+    )
+    if not quiz_options.quiz:
         return output.deliver(record)
     # The quiz prints the numbers itself, after the user's answers, and writes no files.
-    from attnscope.cli.quiz import ask
+    from attnscope.cli.quiz import run_quiz
     from attnscope.report.plain_text import open_console
 
-    return ask(record, open_console(highlight=False), sys.stdin.readline)
+    return run_quiz(record, open_console(highlight=False), sys.stdin.readline)
 
 
 def split(
     *,
-    source: ExampleOrText,
-    order: SplitOptions,
-    model: ModelOptions,
-    drawing: DrawingOptions,
-    files: FileOptions,
+    text_options: ExampleOrText,
+    split_options: SplitOptions,
+    model_options: ModelOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """See the same queries, keys and values with more and fewer heads.
 
@@ -76,31 +83,31 @@ def split(
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.split import split as study
 
-    output = files.plan("split", **drawing.changes())
-    # The worked example has a single layer, 0.
-    if not source.is_given:
-        if source.layer:
+    output = file_options.plan_output("split", **drawing_options.non_default_options())
+    # Without a text, the study splits the worked example, whose only layer is 0.
+    if not text_options.is_given:
+        if text_options.layer:
             raise UsageError(
                 "without a text the worked example is cut, which has one layer", "give a TEXT"
             )
-        return output.deliver(study(options=order))
-    # A text, and a layer of a model.
-    if source.layer is None:
+        return output.deliver(study(options=split_options))
+    # With a text, the heads of one layer of a model are split.
+    if text_options.layer is None:
         raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
-    prompt = Prompt(source.read())
-    return output.deliver(study(model.load(), prompt, source.layer, order))
+    prompt = Prompt(text_options.read())
+    return output.deliver(study(model_options.load(), prompt, text_options.layer, split_options))
 
 
-def cost(*, order: CostOptions, files: FileOptions) -> None:
+def cost(*, cost_options: CostOptions, file_options: FileOptions) -> None:
     """Count what attention costs: parameters, multiply-adds, memory and KV cache.
 
     - `attnscope learn cost bert-base`
     - `attnscope learn cost llama-2-7b --tokens 32768 --sizes n_kv_heads=8`
     - `attnscope learn cost --sizes d_model=768,n_heads=12,n_layers=12`
     """
-    from attnscope.studies.cost import cost as count
+    from attnscope.studies.cost import cost as count_cost
     from attnscope.studies.cost import find_sizes
 
-    output = files.plan("cost")
-    sizes = find_sizes(order.model, **order.sizes)
-    output.deliver(count(sizes, order.tokens, dtype=order.dtype))
+    output = file_options.plan_output("cost")
+    sizes = find_sizes(cost_options.model, **cost_options.sizes)
+    output.deliver(count_cost(sizes, cost_options.tokens, dtype=cost_options.dtype))

@@ -1,4 +1,4 @@
-"""Run `attnscope page`."""
+"""Run `attnscope page`: write an interactive HTML page of all heads."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import ModelOptions, PrintingOptions
@@ -6,7 +6,9 @@ from attnscope.options import refuse_beside
 from attnscope.studies.maps.options import PageOptions
 
 
-def page(*, order: PageOptions, model: ModelOptions, printing: PrintingOptions) -> None:
+def page(
+    *, page_options: PageOptions, model_options: ModelOptions, printing_options: PrintingOptions
+) -> None:
     """Write one HTML file in which you explore all heads, without server or network.
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
@@ -17,12 +19,12 @@ def page(*, order: PageOptions, model: ModelOptions, printing: PrintingOptions) 
     from attnscope.output import print_document, print_notes
     from attnscope.studies.maps.page import write_page
 
-    if str(order.out) == "-":
-        refuse_beside("-o -", json=printing.json)
-    with progress(printing.quiet) as report:
-        written = write_page(model.model, order, model.loading, report)
-    print_notes(written.notes, printing.quiet)
+    if str(page_options.out) == "-":
+        refuse_beside("-o -", json=printing_options.json)
+    with progress(printing_options.quiet) as report_progress:
+        written = write_page(model_options.model, page_options, model_options.loading, report_progress)
+    print_notes(written.notes, printing_options.quiet)
     # Print where the page is. If it went to stdout or into a pipe, print that only as JSON.
-    if printing.json or not written.is_stream:
-        answer = "" if printing.quiet else written.answer
-        print_document(written.as_json, [written.path], printing.json, answer)
+    if printing_options.json or not written.is_stream:
+        answer = "" if printing_options.quiet else written.answer
+        print_document(written.as_json, [written.path], printing_options.json, answer)

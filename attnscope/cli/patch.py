@@ -1,4 +1,4 @@
-"""Run `attnscope patch`."""
+"""Run `attnscope patch`: activation patching of heads, over pairs of a clean and a corrupt text."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
@@ -8,7 +8,7 @@ from attnscope.questions.patch import PatchOptions
 
 @options
 class PairFiles:
-    """Hold the option for the files of pairs."""
+    """Hold the names of the files with pairs of texts."""
 
     pairs: tuple[str, ...] = option(
         'JSONL files or patterns, one {"clean", "corrupt", "right", "wrong"} per line; - is stdin.',
@@ -18,11 +18,11 @@ class PairFiles:
 
 def patch(
     *,
-    sources: PairFiles,
-    order: PatchOptions,
-    model: ModelOptions,
-    drawing: DrawingOptions,
-    files: FileOptions,
+    pair_files: PairFiles,
+    patch_options: PatchOptions,
+    model_options: ModelOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Say which heads carry a behaviour: give each head its output from another run, and measure the answer.
 
@@ -33,8 +33,9 @@ def patch(
     from attnscope.corpus.pairs import Pairs
     from attnscope.studies.patch.study import patch as study
 
-    output = files.plan("patch", **drawing.changes())
-    loaded = model.load_with_head()
-    with progress(files.quiet, "pairs") as report:
-        record = study(loaded, Pairs(list(sources.pairs)), order, report)
+    # Plan the output before the model loads: wrong options fail at once.
+    output = file_options.plan_output("patch", **drawing_options.non_default_options())
+    model = model_options.load_with_head()
+    with progress(file_options.quiet, "pairs") as report_progress:
+        record = study(model, Pairs(list(pair_files.pairs)), patch_options, report_progress)
     output.deliver(record)

@@ -1,4 +1,4 @@
-"""Show progress on stderr: a bar on a terminal, elsewhere a line once a minute."""
+"""Show progress on stderr: a bar if stderr is a terminal, else one line per minute."""
 
 import contextlib
 import math
@@ -20,36 +20,40 @@ def progress(
 
     Args:
         quiet: Whether nothing is shown.
-        texts_noun: The word for what is counted as texts, such as "pictures".
-        tokens_noun: The word for what is counted as tokens, such as "patches".
+        texts_noun: What the line calls the texts of a study, such as "pictures".
+        tokens_noun: What the line calls the tokens of a study, such as "patches".
 
     Yields:
         The function that a study calls with its progress; None = nothing is shown.
     """
-    started = time.monotonic()
-    last_report = started
+    step_start_s = time.monotonic()
+    last_report_s = step_start_s
     step = ""
-    with _bar(quiet, "reading") as update:
+    with _show_bar(quiet, "reading") as update:
         if update is None:
             yield None
             return
 
-        def report(done: "StudyProgress") -> None:
-            nonlocal started, last_report, step
-            # Each step of a study has its own rate and time left. It began when the step before it last reported.
-            if done.step != step:
-                started = last_report
-                step = done.step
+        def report(study_progress: "StudyProgress") -> None:
+            nonlocal step_start_s, last_report_s, step
+            # A study may have several steps, such as reading and measuring. Each step has its own rate and time left. A
+            # step starts at the last report of the step before.
+            if study_progress.step != step:
+                step_start_s = last_report_s
+                step = study_progress.step
                 update(restart=True)
-            last_report = time.monotonic()
-            rate = done.n_tokens / max(1e-9, last_report - started)
-            counts = f"{done.n_texts:,} {texts_noun}, {done.n_tokens:,} {tokens_noun}"
-            line = f"{counts}, {rate:,.0f} {tokens_noun}/s"
+            last_report_s = time.monotonic()
+            # In tokens per second. The maximum avoids a division by 0.
+            rate = study_progress.n_tokens / max(1e-9, last_report_s - step_start_s)
+            line = (
+                f"{study_progress.n_texts:,} {texts_noun}, {study_progress.n_tokens:,} {tokens_noun}, "
+                f"{rate:,.0f} {tokens_noun}/s"
+            )
             if step:
                 line = f"{step}: {line}"
-            # Without a share, the bar has no end, and shows only that work goes on.
-            total = None if done.share is None else 1.0
-            update(description=line, total=total, completed=done.share or 0.0)
+            # If the share that is done is not known (None), the bar has no end, and shows only that work goes on.
+            total = None if study_progress.share is None else 1.0
+            update(description=line, total=total, completed=study_progress.share or 0.0)
 
         yield report
 
@@ -59,9 +63,10 @@ def progress_of_layers(quiet: bool) -> "Iterator[Callable[[int, int], None] | No
     """Show the progress of work that goes layer by layer.
 
     Yields:
-        The function to call with the number of layers done, and of all layers; None = nothing is shown.
+        The function to call with the number of layers that are done, and the number of all layers; None = nothing is
+        shown.
     """
-    with _bar(quiet, "layers") as update:
+    with _show_bar(quiet, "layers") as update:
         if update is None:
             yield None
             return
@@ -73,18 +78,21 @@ def progress_of_layers(quiet: bool) -> "Iterator[Callable[[int, int], None] | No
 
 
 @contextlib.contextmanager
-def _bar(quiet: bool, description: str) -> "Iterator[Callable[..., None] | None]":
-    """Yield the function that moves a bar, or that prints a line a minute; None = nothing is shown.
+def _show_bar(quiet: bool, description: str) -> "Iterator[Callable[..., None] | None]":
+    """Show a bar, or print one line per minute, until the context ends.
 
-    The function takes keyword arguments of `rich.progress.Progress.update`: `description`, `completed` and `total`.
-    With `restart=True` alone, the bar and its clock begin anew.
+    Yields:
+        The function that updates the bar or the line; None = nothing is shown. It takes three keyword arguments of
+        `rich.progress.Progress.update`: `description`, `completed` and `total`. With `restart=True` alone, the bar and
+        its clock start again.
     """
+    # Python sets stderr to None if the process has no stderr.
     if quiet or sys.stderr is None:
         yield None
         return
-    # Print lines where stderr goes to a file.
+    # Print lines if stderr goes to a file.
     if not sys.stderr.isatty():
-        yield _once_a_minute(description)
+        yield _make_line_printer(description)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -95,18 +103,18 @@ def _bar(quiet: bool, description: str) -> "Iterator[Callable[..., None] | None]
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=None)
 
-        def update(restart: bool = False, **facts: Any) -> None:
+        def update(restart: bool = False, **fields: Any) -> None:
             if restart:
-                bar.reset(task, **facts)
+                bar.reset(task, **fields)
             else:
-                bar.update(task, **facts)
+                bar.update(task, **fields)
 
         yield update
 
 
-def _once_a_minute(first_description: str) -> "Callable[..., None]":
-    """Return a function that prints once a minute how far the work is, and takes the arguments that `_bar` lists."""
-    started = last_call = last_line = time.monotonic()
+def _make_line_printer(first_description: str) -> "Callable[..., None]":
+    """Return a function that takes the arguments listed in `_show_bar`, and prints a line at most once a minute."""
+    step_start_s = last_call_s = last_line_s = time.monotonic()
 
     def update(
         restart: bool = False,
@@ -114,19 +122,20 @@ def _once_a_minute(first_description: str) -> "Callable[..., None]":
         completed: float = 0.0,
         total: float | None = None,
     ) -> None:
-        nonlocal started, last_call, last_line
-        # A step began when the step before it last reported.
+        nonlocal step_start_s, last_call_s, last_line_s
+        # A step starts at the last report of the step before.
         if restart:
-            started = last_call
+            step_start_s = last_call_s
             return
-        last_call = time.monotonic()
-        if last_call - last_line < 60:
+        last_call_s = time.monotonic()
+        if last_call_s - last_line_s < 60:
             return
-        last_line = last_call
-        progress = ""
+        last_line_s = last_call_s
+        progress_note = ""
         if total and completed:
-            minutes_left = (last_call - started) / 60 * (total / completed - 1)
-            progress = f" ({completed / total:.0%}, about {math.ceil(minutes_left)} min left)"
-        print(f"note: {description}{progress}", file=sys.stderr, flush=True)
+            # If the rest goes at the same rate, it takes (total - completed) / completed of the time so far.
+            minutes_left = (last_call_s - step_start_s) / 60 * (total / completed - 1)
+            progress_note = f" ({completed / total:.0%}, about {math.ceil(minutes_left)} min left)"
+        print(f"note: {description}{progress_note}", file=sys.stderr, flush=True)
 
     return update

@@ -1,4 +1,8 @@
-"""Run a trace as a quiz: print the inputs of each head, ask for its outputs, and grade the answers."""
+"""Run `attnscope learn trace --quiz`: print the inputs of each step of a trace, ask for its numbers, grade answers.
+
+A trace is the computation of one attention layer as a list of steps. A step is one operation of one head, such as its
+scores, with the array that it gives.
+"""
 
 import re
 from collections.abc import Callable
@@ -12,35 +16,35 @@ from rich.text import Text
 from attnscope.errors import AttnscopeError, UsageError, amount, safe
 from attnscope.questions.trace import Trace, draw_numbers, draw_section, draw_title, format_heading
 
-_ROUNDING = 0.01 + 1e-9
-"""An answer may be off by this much plus this share of the number: two decimals are enough, but for float rounding."""
+_TOLERANCE = 0.01 + 1e-9
+"""The absolute and the relative tolerance of an answer. Two decimals are enough; 1e-9 allows for float rounding."""
 
-_BY_HAND = 16
-"""The most numbers of a step, and the most columns (d_head) of a head, with which a step is computed by hand."""
+_MAX_BY_HAND = 16
+"""The most numbers of a step, and the most columns (d_head) of a head, that a user can compute by hand."""
 
 Step = dict[str, Any]
 """A step of `Trace.steps`, with its "name", "head", "axes" (such as ["key"]) and "value" (an array)."""
 
-_ASKED = ("dot_products", "scores", "weights", "head_output")
-"""The steps whose numbers the user is asked for, if they are small enough. Other steps are shown."""
+_ASKED_STEPS = ("dot_products", "scores", "weights", "head_output")
+"""The names of the steps whose numbers the user is asked for, if they are few enough. Other steps are shown."""
 
-_SUMS_OVER_COLUMNS = ("dot_products", "head_output")
-"""The steps that take more work if a head has more columns."""
+_STEPS_OVER_COLUMNS = ("dot_products", "head_output")
+"""The names of the steps that take more work if a head has more columns."""
 
-_HIDDEN = ("exponentials", "weighted_values", "joined", "output")
-"""The steps that are neither asked nor shown."""
+_HIDDEN_STEPS = ("exponentials", "weighted_values", "joined", "output")
+"""The names of the steps that are neither asked nor shown."""
 
 
-def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
-    """Ask for the numbers of each head that is traced, and grade the answers.
+def run_quiz(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
+    """Ask for the numbers of each traced head, and grade the answers.
 
     Args:
         trace: The trace of one query.
         console: Prints the questions and the grades.
-        read_line: Returns the next answer with its line end; "" = there is none.
+        read_line: Returns the next answer with its line end; "" = the input has ended.
 
     Raises:
-        UsageError: The trace has all queries, or no step that is small enough for pen and paper.
+        UsageError: The trace is of all queries, or has no step that is small enough for pen and paper.
         AttnscopeError: There are fewer answers than questions.
     """
     n_questions = _count_questions(trace)
@@ -49,54 +53,55 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         console.print(Group(*parts))
 
     # Go through the steps in order: ask for some, show others.
-    how = "Type the numbers of each step with spaces between. Two decimals are enough."
-    show(Text(format_heading(trace), style="bold"), Text(how))
+    instructions = "Type the numbers of each step with spaces between. Two decimals are enough."
+    show(Text(format_heading(trace), style="bold"), Text(instructions))
     n_right = 0
     n_asked = 0
     head = None
-    for number, step in enumerate(trace.steps, start=1):
-        if step["name"] in _HIDDEN:
+    for step_number, step in enumerate(trace.steps, start=1):
+        if step["name"] in _HIDDEN_STEPS:
             continue
-        # A heading before the first step of each head.
+        # Print a heading before the first step of each head.
         if step["head"] != head:
             head = step["head"]
             show(draw_section(trace, head))
-        title, formula, code = draw_title(step, number)
-        numbers = draw_numbers(step, trace.tokens, console)
+        title, formula, code = draw_title(step, step_number)
+        correct_numbers = draw_numbers(step, trace.tokens, console)
         if not _is_asked(trace, step):
-            show(title, formula, code, numbers)
+            show(title, formula, code, correct_numbers)
             continue
-        # The question. Numbers along keys stand under the tokens of the keys.
-        labels = ""
+        # Ask the question, without the code. If the step has one number per key, print the tokens of the keys.
+        key_tokens = ""
         if step["axes"] == ["key"]:
-            labels = "    " + safe(" ".join(trace.tokens["key"]))
-        show(title, formula, Text(labels))
-        # The answer, its grade, and the right numbers.
+            key_tokens = "    " + safe(" ".join(trace.tokens["key"]))
+        show(title, formula, Text(key_tokens))
+        # Read the answer, and print its grade and the correct numbers. None = the user skips the step.
         answer = _read_answer(step, console, read_line, n_asked, n_questions)
         n_asked += 1
         if answer is None:
             grade = Text("    No answer. The numbers are:", style="red")
-        elif np.allclose(answer, step["value"], rtol=_ROUNDING, atol=_ROUNDING):
+        elif np.allclose(answer, step["value"], rtol=_TOLERANCE, atol=_TOLERANCE):
             grade = Text("    Right.", style="green")
             n_right += 1
         else:
             grade = Text("    Wrong. The numbers are:", style="red")
-        show(grade, numbers)
+        show(grade, correct_numbers)
     show(Text(f"\n{n_right} of {n_questions} right", style="bold"))
 
 
-def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
-    """Return the numbers of an answer such as `0.18 0.18 0.37` or `(0.27, 0.27)`.
+def parse_numbers(answer: str, n_numbers: int) -> NDArray[np.float64]:
+    """Return the numbers of an answer such as `0.18 0.18 0.37` or `(0.27, 0.27)`, as (number,).
 
     Raises:
-        UsageError: It has a word that is no number, or another count of numbers than `n_numbers`.
+        UsageError: The answer has a word that is no number, or more or fewer numbers than `n_numbers`.
     """
-    words = re.sub(r"[(),;\[\]]", " ", written.replace("−", "-")).split()
+    # Brackets, commas and semicolons separate numbers; a typographic minus counts as one.
+    words = re.sub(r"[(),;\[\]]", " ", answer.replace("−", "-")).split()
     try:
         numbers = np.array([float(word) for word in words])
     except ValueError:
         raise UsageError(
-            f"{written.strip()!r} has a word that is no number", f"type {amount(n_numbers, 'number')}"
+            f"{answer.strip()!r} has a word that is no number", f"type {amount(n_numbers, 'number')}"
         ) from None
     if len(numbers) != n_numbers:
         raise UsageError(f"you typed {amount(len(numbers), 'number')}", f"this step has {n_numbers}")
@@ -104,7 +109,12 @@ def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
 
 
 def _count_questions(trace: Trace) -> int:
-    """Return how many steps of a trace the user is asked for; refuse a trace without any by a UsageError."""
+    """Return how many steps of a trace the user is asked for.
+
+    Raises:
+        UsageError: The trace is of all queries, or has no step to ask for.
+    """
+    # None = the trace is of all queries.
     if trace.query is None:
         raise UsageError(
             "a quiz is about one query, and none is given", "choose one, such as --query sat"
@@ -112,7 +122,7 @@ def _count_questions(trace: Trace) -> int:
     n_questions = sum(_is_asked(trace, step) for step in trace.steps)
     if not n_questions:
         raise UsageError(
-            f"no step of this trace has {_BY_HAND} numbers or fewer",
+            f"no step of this trace has {_MAX_BY_HAND} numbers or fewer",
             "choose a shorter text for pen and paper",
         )
     return n_questions
@@ -120,26 +130,30 @@ def _count_questions(trace: Trace) -> int:
 
 def _is_asked(trace: Trace, step: Step) -> bool:
     """Return whether the user is asked for a step: it must be small enough to be computed by hand."""
-    # The keys of a head are (key, d_head).
-    if step["name"] in _SUMS_OVER_COLUMNS and trace.of("keys", step["head"]).shape[-1] > _BY_HAND:
+    # The array "keys" of a head is (key, d_head).
+    if step["name"] in _STEPS_OVER_COLUMNS and trace.of("keys", step["head"]).shape[-1] > _MAX_BY_HAND:
         return False
-    return step["name"] in _ASKED and step["value"].size <= _BY_HAND
+    return step["name"] in _ASKED_STEPS and step["value"].size <= _MAX_BY_HAND
 
 
 def _read_answer(
-    step: Step, console: Console, read_line: Callable[[], str], n_before: int, n_questions: int
+    step: Step, console: Console, read_line: Callable[[], str], n_asked: int, n_questions: int
 ) -> NDArray[np.float64] | None:
-    """Return the next answer, (number,); None = an empty line. An answer that cannot be read is asked for again.
+    """Return the answer to a step, (number,); None if the line is empty. Ask again if the answer cannot be read.
 
-    `n_before` questions of `n_questions` have been answered.
+    `n_asked` of `n_questions` questions have been asked before this one.
+
+    Raises:
+        AttnscopeError: The input has ended.
     """
     while True:
         console.print("    > ", end="")
         line = read_line()
+        # "" = the input has ended; an empty line still has its line end.
         if not line:
             console.print()
             raise AttnscopeError(
-                f"the answers end after {n_before} of {n_questions}",
+                f"the answers end after {n_asked} of {n_questions}",
                 "type one line per step; an empty line skips a step",
             )
         if not line.strip():

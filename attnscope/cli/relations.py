@@ -1,4 +1,4 @@
-"""Run `attnscope relations`."""
+"""Run `attnscope relations`: find the heads that follow annotated links, or the words of recordings."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
@@ -10,7 +10,7 @@ from attnscope.studies.inputs.options import WorkerOptions
 
 @options
 class AnnotatedFiles(AnnotationOptions):
-    """Hold annotated files, and how they are read."""
+    """Hold the names of annotated files, and the options for reading them."""
 
     files: tuple[str, ...] = option(
         "Annotated files or patterns: .conllu, .jsonl with links, .py; also gzipped; - is stdin.",
@@ -22,12 +22,12 @@ class AnnotatedFiles(AnnotationOptions):
 
 def relations(
     *,
-    source: AnnotatedFiles,
-    order: RelationsOptions,
-    model: ModelOptions,
-    running: WorkerOptions,
-    drawing: DrawingOptions,
-    files: FileOptions,
+    annotated_files: AnnotatedFiles,
+    relations_options: RelationsOptions,
+    model_options: ModelOptions,
+    worker_options: WorkerOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Find the heads that link X to Y: verbs to subjects, pronouns to names, brackets, quotes.
 
@@ -40,16 +40,19 @@ def relations(
     from attnscope.studies.relations import sounds, study
 
     # Plan the output before the model loads.
-    output = files.plan("relations", **drawing.changes())
-    workers = running.share(model.model, model.loading)
-    patterns = list(source.files)
-    with progress(files.quiet) as report:
-        # Recordings have a single relation: from a written token to the frame in which it is spoken.
+    output = file_options.plan_output("relations", **drawing_options.non_default_options())
+    workers = worker_options.share(model_options.model, model_options.loading)
+    patterns = list(annotated_files.files)
+    with progress(file_options.quiet) as report_progress:
+        # A jsonl file may name recordings with their words. Recordings have a single relation: from a token of the
+        # transcript to the audio frames in which it is spoken.
         if sounds.has_word_times(patterns):
-            if order != RelationsOptions():
+            if relations_options != RelationsOptions():
                 raise UsageError("of recordings one relation is asked", "leave out --only and --chunk")
-            record = sounds.sound_relations(model.load(), patterns, report)
+            record = sounds.sound_relations(model_options.load(), patterns, report_progress)
         else:
-            corpus = AnnotatedCorpus(patterns, kind=source.kind, unit=source.unit)
-            record = study.relations(model.load(), corpus, order, report, workers)
+            corpus = AnnotatedCorpus(patterns, kind=annotated_files.kind, unit=annotated_files.unit)
+            record = study.relations(
+                model_options.load(), corpus, relations_options, report_progress, workers
+            )
     output.deliver(record)

@@ -1,4 +1,7 @@
-"""Declare options that several commands share: the model, the look of figures, and the place of results."""
+"""Declare options that several commands share: the model, printed output, files of results, and drawing figures.
+
+Each class is a group of options. `attnscope.cli.build` makes flags of the fields of a group.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class ModelOptions:
         return self.loading.load(self.model)
 
     def load_with_head(self) -> Model:
-        """Load the model with its head for masked words, where it has one."""
+        """Load the model with its prediction head for masked words or classes, if it has one."""
         return self.loading.with_head(self.model).load(self.model)
 
 
@@ -69,19 +72,31 @@ class FileOptions(PrintingOptions):
         "Print everything that was found, also what few need to know.", "--all", default=False
     )
 
-    def plan(self, kind: str, **how: Any) -> Output:
-        """Return how a record will be written and printed, before it is made, so that wrong options fail at once.
+    def plan_output(self, kind: str, **record_options: Any) -> Output:
+        """Return the checked plan for writing and printing a record, before the study runs: wrong options fail at once.
 
-        See `attnscope.output.plan`. `how` has further options for showing the record, by name, such as `query`.
+        Args:
+            kind: The kind of record, such as "heads"; see `attnscope.results.kinds`.
+            record_options: Further options of this kind of record, by name, such as `query`.
+
+        Raises:
+            UsageError: A format is unknown, or there is no folder for files.
+            AttnscopeError: The folder cannot be written.
         """
         from attnscope.output import plan
         from attnscope.results.kinds import KINDS
 
-        # Not every kind of record has an option `every` (--all).
+        # Records of some kinds have no option `every` (--all): for them, --all changes nothing.
         if self.every and "every" in KINDS[kind].options:
-            how["every"] = True
+            record_options["every"] = True
         return plan(
-            kind, self.out, self.formats, columns=self.columns, json=self.json, quiet=self.quiet, **how
+            kind,
+            self.out,
+            self.formats,
+            columns=self.columns,
+            json=self.json,
+            quiet=self.quiet,
+            **record_options,
         )
 
 
@@ -114,19 +129,19 @@ class DrawingOptions:
         "The font to try first, for any script: an installed family, or a file.", default=None, rare=True
     )
 
-    def changes(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, by name: a record's `draw` takes them as arguments."""
-        changed = {}
+    def non_default_options(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by name, as arguments for a record's method `draw`."""
+        changed_options = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                changed[field.name] = value
-        return changed
+                changed_options[field.name] = value
+        return changed_options
 
 
 @options
 class MapDrawingOptions(DrawingOptions):
-    """Hold the options for drawing figures of weights."""
+    """Hold the options for drawing figures of attention weights."""
 
     scale: str | None = option(
         "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "

@@ -1,6 +1,6 @@
-"""Write what `COMMAND --help` prints: what the command does, examples, and the options that its question needs.
+"""Write what `COMMAND --help` prints: what the command does, examples, and the options that most users need.
 
-`--help-all` shows every option with its whole help: typer writes that.
+Each option has the first sentence of its help here. typer writes `--help-all`: every option with its whole help.
 """
 
 import re
@@ -11,17 +11,17 @@ from typing import Any
 _NAMES_WIDTH = 21
 """Width of the column for the names of options, in characters."""
 
-_MAX_WIDTH = 100
+_MAX_LINE_WIDTH = 100
 """The most characters of a line."""
 
-_AFTER_FIRST_SENTENCE = re.compile(r"(?<=[\w)]); .*|(?<=[\w)])\. (?=\S).*", re.DOTALL)
-"""What follows the first sentence of a help: all from a semicolon, or from a full stop with more text behind it."""
+_REST_PATTERN = re.compile(r"(?<=[\w)]); .*|(?<=[\w)])\. (?=\S).*", re.DOTALL)
+"""The rest of a help after its first sentence: all from a semicolon, or from a full stop with more text behind it."""
 
-_DEFAULT = re.compile(r"  \[default: (.*)\]")
-"""A default that the help itself names, at its end."""
+_DEFAULT_PATTERN = re.compile(r"  \[default: (.*)\]")
+"""The default at the end of a help that names one itself, such as "Layers, such as 0,3-5.  [default: all]"."""
 
-_MAX_DEFAULT = 30
-"""The most characters of a default; a longer one is not shown."""
+_MAX_DEFAULT_WIDTH = 30
+"""The most characters of a default. A longer default is not shown."""
 
 
 def write_help(command: Any, path: str, help_all: str) -> str:
@@ -32,33 +32,37 @@ def write_help(command: Any, path: str, help_all: str) -> str:
         path: What a user types for the command, such as "attnscope heads".
         help_all: What a user types to see all options, such as "attnscope heads --help-all".
     """
-    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH) - 1
+    width = min(shutil.get_terminal_size().columns, _MAX_LINE_WIDTH) - 1
     arguments: list[Any] = []
     options: list[Any] = []
     for parameter in command.params:
+        # Rarely needed options are hidden: only `--help-all` shows them.
         if parameter.hidden:
             continue
         if parameter.param_type_name == "argument":
             arguments.append(parameter)
         else:
             options.append(parameter)
-    lines = [" ".join(["Usage:", path, *map(_usage, arguments), "[OPTIONS]"]), ""]
+    lines = [" ".join(["Usage:", path, *map(_format_usage, arguments), "[OPTIONS]"]), ""]
     for paragraph in (command.help or "").split("\n\n"):
-        lines += [*_paragraph(paragraph, width), ""]
+        lines += [*_wrap_paragraph(paragraph, width), ""]
     for parameter in (*arguments, *options):
-        lines += _option(parameter, width)
+        lines += _format_parameter(parameter, width)
     lines += ["", f"All options: {help_all}"]
     return "\n".join(lines)
 
 
-def _usage(argument: Any) -> str:
-    """Return an argument as a line of usage has it: [TEXT] may be left out, FILES... may be several."""
+def _format_usage(argument: Any) -> str:
+    """Return an argument for the line of usage: [TEXT] for an optional one, FILES... for one of several values."""
     name: str = argument.metavar if argument.required else f"[{argument.metavar}]"
     return name if argument.nargs == 1 else f"{name}..."
 
 
-def _paragraph(paragraph: str, width: int) -> list[str]:
-    """Return the lines of a paragraph of Markdown, without its marks. Each example of a list begins a line."""
+def _wrap_paragraph(paragraph: str, width: int) -> list[str]:
+    """Return the lines of a paragraph of Markdown, without backticks; of a list of examples, each begins a line.
+
+    A list of examples has lines such as "- `attnscope models minilm`".
+    """
     if not paragraph.lstrip().startswith("- `"):
         return textwrap.wrap(paragraph.replace("`", ""), width)
     lines = []
@@ -69,38 +73,38 @@ def _paragraph(paragraph: str, width: int) -> list[str]:
     return lines
 
 
-def _option(parameter: Any, width: int) -> list[str]:
-    """Return the lines of an argument or an option: its names and its help."""
-    # Names: short flags before long ones.
+def _format_parameter(parameter: Any, width: int) -> list[str]:
+    """Return the lines of an argument or an option: its names, and the first sentence of its help."""
     if parameter.param_type_name == "argument":
         names = parameter.metavar or parameter.name.upper()
     else:
-        short = [name for name in parameter.opts if not name.startswith("--")]
-        long = [name for name in parameter.opts if name.startswith("--")]
-        names = ", ".join([*short, *long])
-    # The first sentence of the help, then the default in brackets, if it is short.
+        # Short flags (False) come before long flags (True).
+        names = ", ".join(sorted(parameter.opts, key=lambda flag: flag.startswith("--")))
+    # The first sentence of the help is followed by the default in brackets, if that is short.
     full_help = parameter.help or ""
-    sentence = _DEFAULT.sub("", full_help)
-    sentence = _AFTER_FIRST_SENTENCE.sub("", sentence).rstrip(".").replace("`", "")
-    match = _DEFAULT.search(full_help)
-    default = match[1] if match else _default_of(parameter)
-    if default and len(default) <= _MAX_DEFAULT:
+    sentence = _DEFAULT_PATTERN.sub("", full_help)
+    sentence = _REST_PATTERN.sub("", sentence).rstrip(".").replace("`", "")
+    match = _DEFAULT_PATTERN.search(full_help)
+    default = match[1] if match else _format_default(parameter)
+    if default and len(default) <= _MAX_DEFAULT_WIDTH:
         sentence = f"{sentence} [{default}]"
-    # Names too long for their column are followed by two spaces and the help, in the same line.
-    head = f"  {names:<{_NAMES_WIDTH - 2}}"
-    if not head.endswith(" "):
-        head += "  "
+    # Pad the names to the width of their column. If they are too long for it, two spaces separate them from the help.
+    names_cell = f"  {names:<{_NAMES_WIDTH - 2}}"
+    if not names_cell.endswith(" "):
+        names_cell += "  "
+    # Without any help, there is nothing to wrap: the line has the names alone.
     return textwrap.wrap(
         sentence,
         width,
-        initial_indent=head,
+        initial_indent=names_cell,
         subsequent_indent=" " * _NAMES_WIDTH,
         break_on_hyphens=False,
-    ) or [head]
+    ) or [names_cell]
 
 
-def _default_of(parameter: Any) -> str:
-    """Return the default of an option as a user would type it; "" for a flag, or without a default."""
-    value = parameter.default
-    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return str(value) if is_plain else ""
+def _format_default(parameter: Any) -> str:
+    """Return the default of an option as a user would type it; "" for a flag, or an option without a default."""
+    default = parameter.default
+    # Flags are left out: True and False are of the type int too.
+    is_plain = isinstance(default, str | int | float) and not isinstance(default, bool)
+    return str(default) if is_plain else ""

@@ -1,4 +1,4 @@
-"""Run `attnscope show`."""
+"""Run `attnscope show`: print or draw a saved record, of any kind, without its model."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from attnscope.studies.heads.options import ListingOptions, make_measures_option
 
 @options
 class SavedRecord:
-    """Hold the saved record, and what is shown of it."""
+    """Hold the path of a saved record, and the measures to show of it."""
 
     record: Path = option(
         "A record that attnscope saved, such as heatmap.npz or heads.npz, or its folder.", argument=True
@@ -22,12 +22,12 @@ class SavedRecord:
 
 def show(
     *,
-    saved: SavedRecord,
+    record_options: SavedRecord,
     choice: Choice,
-    tokens: TokenOptions,
-    listing: ListingOptions,
-    drawing: MapDrawingOptions,
-    files: FileOptions,
+    token_options: TokenOptions,
+    listing_options: ListingOptions,
+    drawing_options: MapDrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files.
 
@@ -40,18 +40,32 @@ def show(
     from attnscope import output
     from attnscope.results.result import load_record
 
-    loaded = load_record(saved.record)
-    how = {**drawing.changes(), **vars(choice), "measures": saved.measures, "sort": listing.sort}
-    if files.every and "every" in loaded.record_kind().options:
-        how["every"] = True
-    how |= {"columns": files.columns, "json": files.json, "quiet": files.quiet}
-    # Not every record takes these options. None leaves an option out: make it of the flags that are not set.
-    for name, value in vars(tokens).items():
-        how[name] = value or None
+    record = load_record(record_options.record)
+    show_options = {
+        **drawing_options.non_default_options(),
+        **vars(choice),
+        "measures": record_options.measures,
+        "sort": listing_options.sort,
+    }
+    # Records of some kinds have no option `every` (--all): for them, --all changes nothing.
+    if file_options.every and "every" in record.record_kind().options:
+        show_options["every"] = True
+    # `output.show` refuses an option that the record's kind lacks, unless its value is None. A flag that is not set is
+    # False: make it None.
+    for name, value in vars(token_options).items():
+        show_options[name] = value or None
     try:
         # A damaged record may hold huge values. If they overflow, a warning of NumPy would not help the user.
         with np.errstate(all="ignore"):
-            output.show(loaded, files.out, files.formats, **how)
+            output.show(
+                record,
+                file_options.out,
+                file_options.formats,
+                columns=file_options.columns,
+                json=file_options.json,
+                quiet=file_options.quiet,
+                **show_options,
+            )
     except (
         TypeError,
         ValueError,
@@ -60,10 +74,10 @@ def show(
         AttributeError,
         RecursionError,
     ) as error:
-        # `load_record` has checked types and shapes: values that cannot be drawn are what is left.
+        # `load_record` has checked types and shapes. So the record's values are at fault: they cannot be drawn.
         if os.environ.get("ATTNSCOPE_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise AttnscopeError(
-            f"{saved.record} is damaged: what it says cannot be shown ({reason})"
+            f"{record_options.record} is damaged: what it says cannot be shown ({reason})"
         ) from None

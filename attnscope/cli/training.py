@@ -1,4 +1,4 @@
-"""Run `attnscope training`."""
+"""Run `attnscope training`: measure the heads of each checkpoint of a training run, to see when they appear."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from attnscope.studies.training.options import TrainingOptions
 
 
 @options
-class Checkpoints:
+class CheckpointOptions:
     """Hold the options for checkpoints, and for loading them."""
 
     checkpoints: tuple[str, ...] = option(
@@ -28,11 +28,11 @@ class Checkpoints:
 
 def training(
     *,
-    models: Checkpoints,
-    texts: TextFileOptions,
-    order: TrainingOptions,
-    drawing: DrawingOptions,
-    files: FileOptions,
+    checkpoint_options: CheckpointOptions,
+    text_options: TextFileOptions,
+    training_options: TrainingOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Say when heads appeared, over the checkpoints of a training run.
 
@@ -45,15 +45,17 @@ def training(
     """
     from attnscope.studies.training.study import training as study
 
-    # Either --file or --probe must be given: a probe makes its own texts.
-    if (models.probe is None) != texts.is_given:
+    # Exactly one of --file and --probe must be given: a probe makes its own texts.
+    if (checkpoint_options.probe is None) != text_options.is_given:
         raise UsageError(
             "give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat'
         )
-    if models.probe is not None:
-        require_choice("probe", models.probe, ("repeat",))
-    output = files.plan("training", **drawing.changes())
-    corpus = None if models.probe else texts.corpus()
-    with progress(files.quiet) as report:
-        record = study(list(models.checkpoints), corpus, replace(order, loading=models.loading), report)
+    if checkpoint_options.probe is not None:
+        require_choice("probe", checkpoint_options.probe, ("repeat",))
+    output = file_options.plan_output("training", **drawing_options.non_default_options())
+    # None = the study makes the texts of the probe.
+    corpus = None if checkpoint_options.probe else text_options.corpus()
+    with progress(file_options.quiet) as report_progress:
+        study_options = replace(training_options, loading=checkpoint_options.loading)
+        record = study(list(checkpoint_options.checkpoints), corpus, study_options, report_progress)
     output.deliver(record)

@@ -1,4 +1,4 @@
-"""Run `attnscope weights`."""
+"""Run `attnscope weights`: say from a model's weights alone what its heads copy, write and read."""
 
 from attnscope.cli.progress import progress_of_layers
 from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
@@ -6,7 +6,11 @@ from attnscope.questions.weights import WeightsOptions
 
 
 def weights(
-    *, order: WeightsOptions, model: ModelOptions, drawing: DrawingOptions, files: FileOptions
+    *,
+    weights_options: WeightsOptions,
+    model_options: ModelOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Read the weights, without any text: what heads copy and write, and which head feeds which.
 
@@ -20,8 +24,8 @@ def weights(
     from attnscope.studies.weights import weights as study
 
     # Plan the output before the model loads.
-    output = files.plan("weights", **drawing.changes())
-    loaded = model.load_with_head()
-    with progress_of_layers(files.quiet) as report:
-        record = study(loaded, order, report=report)
-    output.deliver(record if order.pick is None else record.only(order.pick))
+    output = file_options.plan_output("weights", **drawing_options.non_default_options())
+    model = model_options.load_with_head()
+    with progress_of_layers(file_options.quiet) as report_progress:
+        record = study(model, weights_options, report=report_progress)
+    output.deliver(record if weights_options.pick is None else record.only(weights_options.pick))

@@ -1,4 +1,4 @@
-"""Run `attnscope why`."""
+"""Run `attnscope why`: explain one attention score of one head by what its query and its key read."""
 
 from attnscope.cli.shared import DrawingOptions, FileOptions, ModelOptions
 from attnscope.errors import UsageError
@@ -8,11 +8,11 @@ from attnscope.studies.inputs.options import OneTextOptions
 
 def why(
     *,
-    source: OneTextOptions,
-    order: WhyOptions,
-    model: ModelOptions,
-    drawing: DrawingOptions,
-    files: FileOptions,
+    text_options: OneTextOptions,
+    why_options: WhyOptions,
+    model_options: ModelOptions,
+    drawing_options: DrawingOptions,
+    file_options: FileOptions,
 ) -> None:
     """Say why a head attends from one token to another: which earlier parts of the model its query and its key read.
 
@@ -24,14 +24,24 @@ def why(
     """
     from attnscope.studies.why import why as study
 
-    output = files.plan("why", **drawing.changes())
-    # The head and the token that attends must be named; the key has a default.
-    if order.pick is None or len(order.pick) != 1:
+    output = file_options.plan_output("why", **drawing_options.non_default_options())
+    # The user must name the head and the query; the key has a default.
+    if why_options.pick is None or len(why_options.pick) != 1:
         raise UsageError("no single head is picked", "name the head that attends: --pick L3H1")
-    if order.query is None:
+    if why_options.query is None:
         raise UsageError(
             "no token is named to explain", "name the token that attends: --query it, or --query @3"
         )
-    ((layer, head),) = order.pick
-    text = source.read()
-    output.deliver(study(model.load(), text, layer, head, order.query, order.key, kind=order.kind))
+    ((layer, head),) = why_options.pick
+    text = text_options.read()
+    output.deliver(
+        study(
+            model_options.load(),
+            text,
+            layer,
+            head,
+            why_options.query,
+            why_options.key,
+            kind=why_options.kind,
+        )
+    )

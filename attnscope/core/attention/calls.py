@@ -1,7 +1,8 @@
-"""Keep the calls of a forward pass instead of maps, and build a single head of full width from several heads.
+"""Record the attention calls of a forward pass instead of maps of weights, and join several heads into a single head.
 
-From the queries and keys of a call, weights are computed later, a few rows at a time (`row_samples`). The single head
-has the columns of all heads side by side, as if the layer had not been split into heads (Vaswani et al. 2017). Ours.
+A call (`AttentionCall`) holds the queries, keys and values of one layer. Weights can be computed from it later, a few
+rows at a time (`row_samples`). The single head has the columns of several heads side by side. Made from all heads of a
+layer, it is the head of full width that the layer would have if it had not been split (Vaswani et al. 2017).
 """
 
 import math
@@ -26,80 +27,87 @@ from attnscope.core.attention.seam import (
 
 
 def keep_calls(layers: Sequence[int] | None) -> HeadRecorder[AttentionCall]:
-    """Return a probe that keeps each call, detached and with values of width 0: memory is linear in queries and keys.
-
-    `layers` are counted within their kind from 0; None = all.
-    """
-
-    def keep(call: AttentionCall) -> AttentionCall:
-        query = call.query.detach()
-        key = call.key.detach()
-        return replace(call, query=query, key=key, value=key[..., :0], dropout_p=0.0)
-
-    return HeadRecorder(keep, layers, attend=attend)
-
-
-def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
-    """Return the attention of one head that has the queries and keys of several heads, laid side by side.
-
-        scores = scale / √n · Σ_h q_h · k_h  for n heads; if scale = 1 / √d_head, that is 1 / √(n d_head), as usual
-
-    Made from all heads of a layer, it is the single head of full width with the same projections, not the mean of the
-    heads. A soft cap, and masks and position biases that all heads share, stay.
+    """Return a probe that records each call, detached and without values: memory is linear in queries and keys.
 
     Args:
-        heads: (call, head) pairs: each head's attention, and its index there.
+        layers: The layers to record, counted within each kind of attention from 0; None = all.
+    """
+
+    def detach_call(call: AttentionCall) -> AttentionCall:
+        query = call.query.detach()
+        key = call.key.detach()
+        # Values of width 0: weights depend on queries and keys alone.
+        return replace(call, query=query, key=key, value=key[..., :0], dropout_p=0.0)
+
+    return HeadRecorder(detach_call, layers, attend=attend)
+
+
+def join_heads(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
+    """Return the attention of one head whose queries and keys are those of several heads, concatenated.
+
+        scores = scale / √n · Σ_h q_h · k_h  for n heads; if scale = 1 / √d_head, the new scale is 1 / √(n d_head)
+
+    Made from all heads of a layer, it is the single head of full width with the same projections. Its weights are not
+    the mean of the heads' weights. It keeps a soft cap, and masks and position biases that all heads share.
+
+    Args:
+        heads: Each head as (the call of its layer, its index in the call).
 
     Returns:
-        A call with one head and values of width 0. Or, in words, the reason why there is none: heads with sinks, or
-        with different masks, biases, scales or soft caps.
+        A call with one head and values of width 0. Or, as text, the reason why the heads cannot be joined: they have
+        sinks (a learned extra score per head), or different masks, biases, scales or soft caps.
 
     Source:
-        Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
+        Vaswani et al. 2017, section 3.2.2, compares several heads with a single head of full width. Dividing the scale
+        by √n is our rule.
     """
-    single_calls = [select_heads(call, [head]) for call, head in heads]
-    first = single_calls[0]
-    mask = allowed(first)
-    for call in single_calls:
-        if call.query.shape[:3] != first.query.shape[:3] or call.key.shape[2] != first.key.shape[2]:
+    # One call per head, each with a single head: queries (batch, 1, query, d_head), keys (batch, 1, key, d_head).
+    head_calls = [select_heads(call, [head]) for call, head in heads]
+    first_call = head_calls[0]
+    # The mask with causality in it, so that the joined call needs no `is_causal`.
+    mask = allowed(first_call)
+    for call in head_calls:
+        has_same_queries = call.query.shape[:3] == first_call.query.shape[:3]
+        if not has_same_queries or call.key.shape[2] != first_call.key.shape[2]:
             return "the heads are over different texts"
         if call.sinks is not None:
             return "a sink belongs to one head, and there is none for several"
-        if (call.scale, call.softcap) != (first.scale, first.softcap):
+        if (call.scale, call.softcap) != (first_call.scale, first_call.softcap):
             return "the heads scale or cap their scores differently"
-        if not _are_equal(call.bias, first.bias):
+        if not _are_equal(call.bias, first_call.bias):
             return "the heads have position biases of their own, and there is none for several"
         if not _are_equal(allowed(call), mask):
             return "the heads may attend to different keys"
-    query = torch.cat([call.query for call in single_calls], -1)
-    key = torch.cat([call.key for call in single_calls], -1)
+    # (batch, 1, query, n d_head) and (batch, 1, key, n d_head)
+    query = torch.cat([call.query for call in head_calls], -1)
+    key = torch.cat([call.key for call in head_calls], -1)
     return replace(
-        first,
+        first_call,
         query=query,
         key=key,
         value=key[..., :0],
-        scale=first.scale / math.sqrt(len(heads)),
+        scale=first_call.scale / math.sqrt(len(heads)),
         mask=mask,
         is_causal=False,
     )
 
 
 def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Return whether two masks or biases are both None, or equal when broadcast to one shape."""
+    """Return whether two masks or biases are both None, or equal after broadcasting."""
     if a is None or b is None:
         return a is b
     return bool((a == b).all())
 
 
 class WeightsBesideFullWidth(WeightsRecorder):
-    """Keep the weights of the heads as `WeightsRecorder` does, and those of the layer's single head of full width.
+    """Record the weights of heads as `WeightsRecorder` does, and the weights of each layer's single head of full width.
 
-    Weights that a model computed without the seam (`keep`) come without queries and keys: for these layers `full` has
-    no entry.
+    Some models compute attention in code of their own, and hand over weights without queries and keys
+    (`WeightsRecorder.keep`). Their layers have no entry in `full`.
 
     Attributes:
-        full: Kind -> layer -> `full_width` of each layer that is kept, (query, key), float32, on the CPU; layers where
-            it is not defined are missing.
+        full: Kind -> layer -> `full_width_weights` of each recorded layer, (query, key), float32, on the CPU. Layers
+            whose heads cannot be joined are missing.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,19 +115,21 @@ class WeightsBesideFullWidth(WeightsRecorder):
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
     def _attend_and_read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        weights = full_width(call)
+        weights = full_width_weights(call)
         if weights is not None:
             self.full.setdefault(call.kind, {})[call.layer] = weights.detach().to("cpu", torch.float32)
         return super()._attend_and_read(call)
 
 
-def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:
-    """Return the weights of the `single_head` that all heads of a layer make together.
+def full_width_weights(call: AttentionCall) -> Float[Tensor, "query key"] | None:
+    """Return the weights of the head into which `join_heads` joins all heads of a layer.
 
     Returns:
-        Weights of the first text of the batch, each row in [0, 1] with sum 1, or 0 if a query may attend to nothing.
-        None where the heads make no single head.
+        Weights of the first text of the batch, 0 to 1. Each row sums to 1, or to 0 if the query may attend to no key.
+        None if the heads cannot be joined.
     """
-    text = select_rows(call, slice(0, 1))
-    single = single_head([(text, head) for head in range(call.n_heads)])
-    return None if isinstance(single, str) else attention_weights(single)[0, 0]
+    # Rows of the batch, which are texts.
+    first_text_call = select_rows(call, slice(0, 1))
+    joined_call = join_heads([(first_text_call, head) for head in range(call.n_heads)])
+    # None instead of the reason, a string. Weights are (batch, head, query, key), here with one text and one head.
+    return None if isinstance(joined_call, str) else attention_weights(joined_call)[0, 0]

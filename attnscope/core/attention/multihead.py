@@ -1,7 +1,8 @@
-"""Define MultiHeadAttention, the project's own module, which computes attention through the seam.
+"""Define MultiHeadAttention, the attention layer of the project's own models.
 
-It projects, splits into heads, hands an AttentionCall to the seam (`seam.attend` or a probe), joins the heads and
-projects again. Positions, residuals, norms and the computing of attention itself are left to others.
+The layer projects its inputs, splits them into heads, and passes an AttentionCall through the *seam*: the one function
+call through which attention is computed, by `seam.attend` or by a probe (a hook). Then the layer joins the heads and
+projects them. Positions, residuals and norms are left to the models.
 
 Source:
     Vaswani et al. 2017, section 3.2.2.
@@ -44,19 +45,19 @@ class MultiHeadAttention(nn.Module):
         num_heads: How many heads.
         bias: Whether the four projections add a bias.
         dropout: Probability with which single weights are dropped in training.
-        identity: Whether to leave all projections out: heads take column slices of the input, and joined they are the
-            output, so that you can follow the arithmetic by hand.
-        layer: The index of the layer in an AttentionCall, by which probes tell layers apart.
+        identity: Whether to leave out all projections. Heads then take column slices of the input, and the joined heads
+            are the output, so that you can follow the arithmetic by hand.
+        layer: The index of the layer in an AttentionCall. Probes tell layers apart by it.
         kind: The kind of attention in an AttentionCall: "encoder", "decoder" or "cross".
 
     Attributes:
-        q_proj: Linear layer for Q; the identity if `identity`, as the other three are.
+        q_proj: Linear layer for Q. With `identity`, all four are `nn.Identity`.
         k_proj: Linear layer for K.
         v_proj: Linear layer for V.
         out_proj: Linear layer from the joined heads to the output.
 
     Raises:
-        ValueError: embed_dim is no multiple of num_heads, or a number makes no sense.
+        ValueError: embed_dim is no multiple of num_heads, a number is less than 1, or dropout is no probability.
 
     Source:
         Vaswani et al. 2017, section 3.2.2.
@@ -94,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights anew (Glorot and Bengio 2010, uniform), and set biases to zero."""
+        """Initialise weights at random (Glorot and Bengio 2010, uniform), and set biases to zero."""
         for projection in self.children():
             if isinstance(projection, nn.Linear):
                 nn.init.xavier_uniform_(projection.weight)
@@ -120,37 +121,40 @@ class MultiHeadAttention(nn.Module):
             query: (batch, query, embed_dim).
             key: (batch, key, embed_dim); None = the queries (self-attention).
             value: (batch, key, embed_dim); None = the keys.
-            attn_mask: Boolean, True = MAY ATTEND (torch.nn.MultiheadAttention: the opposite); (query, key) for all,
-                (batch, 1, query, key) for each text, or (batch, num_heads, query, key) for each head. A batch of 1
-                serves all texts.
+            attn_mask: Boolean, True = MAY ATTEND (torch.nn.MultiheadAttention: the opposite). It has the shape (query,
+                key) for all texts and heads, (batch, 1, query, key) for each text, or (batch, num_heads, query, key)
+                for each head. A batch of 1 broadcasts to all texts.
             key_padding_mask: Boolean, True = A REAL TOKEN that may be attended to, False = padding
                 (torch.nn.MultiheadAttention: the opposite); (batch, key).
-            is_causal: Whether query i may attend to keys 0..i only, on top of the masks; aligned at the upper left
-                where there are more keys than queries.
-            need_weights: Whether to return the weights too. The output is then computed from the whole map, slower and
-                in O(query * key) memory.
-            probe: A function that computes attention instead of `attend`: gets the AttentionCall, returns its output.
-            turn: A function of projected queries and keys, each (batch, num_heads, token, d_head), whose results
-                replace them, such as a rotation by their positions (RoPE).
+            is_causal: Whether query i may attend to keys 0..i only, in addition to the masks. With more keys than
+                queries, the causal mask is aligned at the upper left.
+            need_weights: Whether to return the weights too. The output is then computed from the dense weights, slower
+                and in O(query * key) memory.
+            probe: A function that computes attention instead of `attend`: from an AttentionCall it returns the output.
+            turn: A function that rotates queries and keys by their positions (RoPE). It gets and returns both, each
+                (batch, num_heads, token, d_head).
 
         Returns:
             The output, (batch, query, embed_dim); and the weights of each head before dropout, (batch, num_heads,
-            query, key), float32 or better, or None. If there are no keys, each query may attend to nothing.
+            query, key), float32 or better. They are None unless `need_weights`. If there are no keys, each query may
+            attend to nothing.
 
         Raises:
             ValueError: Shapes do not fit; the message has them.
             TypeError: A mask is not boolean.
         """
-        # Self-attention unless keys are given; values are the keys unless they are given.
+        # Without keys, this is self-attention; without values, the keys are the values.
         key = query if key is None else key
         value = key if value is None else value
-        has_width = [tensor.ndim == 3 and tensor.shape[2] == self.embed_dim for tensor in (query, key)]
-        if key.shape != value.shape or not all(has_width):
+        has_right_shape = [
+            tensor.ndim == 3 and tensor.shape[2] == self.embed_dim for tensor in (query, key)
+        ]
+        if key.shape != value.shape or not all(has_right_shape):
             raise ValueError(
                 f"query, key and value are (batch, token, {self.embed_dim}), keys as many as values; got "
                 f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
             )
-        # Project and split, each (batch, num_heads, token, d_head).
+        # Project, and split into heads: (batch, token, embed_dim) becomes (batch, num_heads, token, d_head).
         queries = self._split_heads(self.q_proj(query))
         keys = self._split_heads(self.k_proj(key))
         if turn is not None:
@@ -168,22 +172,23 @@ class MultiHeadAttention(nn.Module):
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        # Compute attention: by the probe if there is one, else by the map if it is needed, else the fastest way.
+        # Compute attention: by the probe if there is one, from the weights if they are needed, or by a fused kernel.
+        # The outputs of the heads are (batch, num_heads, query, d_head).
         weights: Tensor | None = None
         if probe is not None:
-            heads = probe(call)
+            head_outputs = probe(call)
             if need_weights:
                 weights = attention_weights(call)
         elif need_weights:
-            heads, weights = attend_with_weights(call)
+            head_outputs, weights = attend_with_weights(call)
         else:
-            heads = attend(call)
-        # Heads side by side: (batch, head, query, d_head) becomes (batch, query, embed_dim).
-        joined = heads.transpose(1, 2).flatten(2)
+            head_outputs = attend(call)
+        # Join the heads: (batch, num_heads, query, d_head) becomes (batch, query, embed_dim).
+        joined = head_outputs.transpose(1, 2).flatten(2)
         return self.out_proj(joined), weights
 
     def _split_heads(self, projected: Tensor) -> Tensor:
-        """Split into heads: (batch, token, embed_dim) becomes (batch, head, token, d_head)."""
+        """Split into heads: (batch, token, embed_dim) becomes (batch, num_heads, token, d_head)."""
         batch, n_tokens, _ = projected.shape
         return projected.reshape(batch, n_tokens, self.num_heads, self.d_head).transpose(1, 2)
 
@@ -195,10 +200,15 @@ class MultiHeadAttention(nn.Module):
         n_queries: int,
         n_keys: int,
     ) -> Tensor | None:
-        """Return one mask from both, broadcastable to (batch, num_heads, query, key), or None; refuses other shapes."""
+        """Return both masks as one, broadcastable to (batch, num_heads, query, key); None if there is no mask.
+
+        Raises:
+            ValueError: The shape of a mask does not fit.
+            TypeError: A mask is not boolean.
+        """
         if attn_mask is not None:
             require_boolean_mask("attn_mask", attn_mask)
-            # Refuse a size of 1 for queries or keys, although it would broadcast: mostly it is a mistake.
+            # Refuse a size of 1 for queries or keys, although it would broadcast: it is usually a mistake.
             if attn_mask.ndim not in (2, 4) or attn_mask.shape[-2:] != (n_queries, n_keys):
                 raise ValueError(
                     f"attn_mask must be (query, key) = {(n_queries, n_keys)}, or that for each text and head; got "

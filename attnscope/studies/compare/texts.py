@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from attnscope.choice import Choice
-from attnscope.core.attention.calls import single_head
+from attnscope.core.attention.calls import join_heads
 from attnscope.core.attention.seam import attention_weights
 from attnscope.core.distance import Divergence, Floats, compute_row_divergences, sum_divergences
 from attnscope.core.plain_torch import with_default_torch
@@ -290,7 +290,7 @@ def _single_head_weights(
     layers = [layer for layer, _ in picked]
     (by_layer,) = keep_attention(model, reading.batch(model.info.device), layers).values()
     # A string says why there is no such head.
-    call = single_head([(by_layer[layer], head) for layer, head in picked])
+    call = join_heads([(by_layer[layer], head) for layer, head in picked])
     if isinstance(call, str):
         return None, f"no single head: {call}"
     weights = attention_weights(call)[0, 0].to("cpu", torch.float32).numpy()

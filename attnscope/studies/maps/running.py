@@ -129,7 +129,7 @@ def _outline_map(
         columns = slice(0, len(reading.sound.envelope))
         is_part = True
     if cut:
-        cut_rows, columns = cut.within(len(queries), len(keys))
+        cut_rows, columns = cut.resolve_slices(len(queries), len(keys))
         # Without --rows, the queries after pictures stay.
         if cut.rows is not None:
             rows = cut_rows

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from attnscope.choice import Crop, Span, TokenOptions, choice_from, span_from
+from attnscope.choice import Crop, Span, TokenOptions, make_choice, make_span
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.drawing.style import Style
 from attnscope.models.model import Model
@@ -102,7 +102,7 @@ def compute_maps(
     return apply_changes(record, options)
 
 
-def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
+def name_figure_folder(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
     """Return the folder for a record's figures: its name has a hash of all that the figures depend on.
 
     So the same figures always have the same name.
@@ -187,8 +187,8 @@ def heatmap(
         UserWarning: The text was cut, or the model wrote the target itself.
     """
     options = MapOptions(
-        choice=choice_from(layers, heads, pick),
-        cut=Crop(span_from(rows), span_from(cols)),
+        choice=make_choice(layers, heads, pick),
+        cut=Crop(make_span(rows), make_span(cols)),
         hide_special=hide_special,
         words=bool(words),
         pooled=0,
@@ -254,7 +254,7 @@ def picture_heatmap(
     else:
         images = image if isinstance(image, list | tuple) else [image]
         to_read = PhotoPrompt(tuple(map(read_photo, images)), text or "", generate)
-    options = MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special)
+    options = MapOptions(choice=make_choice(layers, heads, pick), hide_special=hide_special)
     record = compute_maps(model, to_read, options, warn=True)
     assert isinstance(record, Heatmap)  # not pooled
     return record
@@ -297,7 +297,7 @@ def sound_heatmap(
     Warns:
         UserWarning: The recording was cut, or the text was written by the model.
     """
-    options = MapOptions(choice=choice_from(layers, heads, pick), times=times)
+    options = MapOptions(choice=make_choice(layers, heads, pick), times=times)
     record = compute_maps(model, Speech(read_recording(audio), text), options, warn=True)
     assert isinstance(record, Heatmap)  # not pooled
     # The spectrogram is drawn only under words with times; else it is not kept.
@@ -344,7 +344,7 @@ def pooled_heatmap(
         UserWarning: The text was cut, or the model wrote the target itself.
     """
     require_cells(cells)
-    options = MapOptions(choice=choice_from(layers, heads, pick), pooled=cells)
+    options = MapOptions(choice=make_choice(layers, heads, pick), pooled=cells)
     record = compute_maps(model, Prompt(text, **prompt), options, warn=True)
     assert isinstance(record, PooledHeatmap)
     return record

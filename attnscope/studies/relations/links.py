@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnscope.annotated import AnnotatedText
-from attnscope.annotated.alignment import PlacedChunk, place_links
+from attnscope.annotated.alignment import AlignedChunk, align_links
 from attnscope.core.attention.probes import WeightsRecorder, probe_by_kind
 from attnscope.core.attention.seam import Kind
 from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
@@ -30,7 +30,7 @@ from attnscope.studies.relations.evidence import Floats, HalfSplitter, LinkPart,
 from attnscope.studies.run import Measurer
 
 Reasons = Counter[tuple[str, str]]
-"""How many links cannot be measured, by relation and reason; the reasons are these, and those of `place_links`."""
+"""How many links cannot be measured, by relation and reason; the reasons are these, and those of `align_links`."""
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
@@ -38,7 +38,7 @@ TOO_LONG = "texts or targets longer than the model takes"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LinkedChunk(PlacedChunk):
+class LinkedChunk(AlignedChunk):
     """Hold a chunk with its links, and the cells to which their hits are added: one for each relation."""
 
     cells: tuple[TextHits, ...]
@@ -149,7 +149,7 @@ class Linker:
         names = {relation, *relation.split("→")} - {"parent"}
         return not names.isdisjoint(only)
 
-    def _place(self, text: AnnotatedText, index: int) -> tuple[list[PlacedChunk], Reasons]:
+    def _place(self, text: AnnotatedText, index: int) -> tuple[list[AlignedChunk], Reasons]:
         """Return the chunks of a text that have links, with the links in tokens; and what links have no tokens."""
         is_across = self._kind == "cross"
         limit = self._model.info.max_tokens
@@ -174,14 +174,14 @@ class Linker:
         parts = chunks(
             tokens, index, limit=limit, chunk=self._options.chunk, stride=self._options.stride
         )
-        placed, left_out = place_links(
+        placed, left_out = align_links(
             text, parts, tokens, causal=self._kind == "decoder", target=target
         )
         if target is None:
             placed = [replace(part, target=self._start) for part in placed]
         return placed, left_out
 
-    def _deal(self, text: AnnotatedText, part: PlacedChunk) -> LinkedChunk:
+    def _deal(self, text: AnnotatedText, part: AlignedChunk) -> LinkedChunk:
         """Return a chunk with a cell for each of its relations, in which the text is dealt to halves."""
         # Without a document, chunks of one text have that text as their source, so that they go to one half.
         source = text.document
@@ -195,7 +195,7 @@ class Linker:
             rule_hits = is_right[relation_of == relation].sum(0)
             halves, is_first = self._lots[relation].deal(source)
             cells.append(TextHits(relation, halves, is_first, n_links, rule_hits))
-        # A piece has the fields of the placed chunk, and the cells.
+        # A piece has the fields of the aligned chunk, and the cells.
         return LinkedChunk(**vars(part), cells=tuple(cells))
 
 
@@ -311,7 +311,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         return part
 
 
-def facts_of(batch: Sequence[PlacedChunk], kind: str) -> LinkFacts:
+def facts_of(batch: Sequence[AlignedChunk], kind: str) -> LinkFacts:
     """Return the links of a batch of chunks as `core.relations` takes them, on the CPU.
 
     A row is a source in a chunk, and a cell a relation in a chunk.

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from scipy.stats import quantile_test
 
 from attnscope.annotated import Link
-from attnscope.annotated.alignment import UNALIGNED, PlacedLink, WordUnits
-from attnscope.core.alignment import cheapest_paths, standardise
+from attnscope.annotated.alignment import UNALIGNED, AlignedLink, WordUnits
+from attnscope.core.alignment import find_cheapest_paths, standardise_weights
 from attnscope.core.attention.probes import HeadRecorder
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.relations import links_of_weights
@@ -188,7 +188,7 @@ class Timing(NamedTuple):
         rows: For each word the row of `weights` in which its first token is written, (word,).
         starts_s: When each word begins, in seconds, (word,).
         frame_s: How long a frame lasts, in seconds.
-        weights: The weights of all heads, layer by layer, after `core.alignment.standardise`, (layer ·
+        weights: The weights of all heads, layer by layer, after `core.alignment.standardise_weights`, (layer ·
             head, row, frame); None = the model has not run yet.
     """
 
@@ -288,7 +288,7 @@ def _place_words(
     first_row: int,
     n_frames: int,
     frame_s: float,
-) -> tuple[list[PlacedLink], Reasons]:
+) -> tuple[list[AlignedLink], Reasons]:
     """Link each word, from the rows in which it is written to the frames in which it is spoken.
 
     Args:
@@ -324,11 +324,11 @@ def _place_words(
             # The query that writes a token stands one position before it.
             rows = tuple(token - 1 - first_row for token in tokens)
             frames = tuple(spoken_frames[: n_frames - spoken_frames.start])
-            links.append(PlacedLink(Link(RELATION, (number,), frames), rows, frames))
+            links.append(AlignedLink(Link(RELATION, (number,), frames), rows, frames))
     return links, unmeasured
 
 
-def _count_rule_hits(links: Sequence[PlacedLink], n_words: int, n_frames: int) -> NDArray[np.int64]:
+def _count_rule_hits(links: Sequence[AlignedLink], n_words: int, n_frames: int) -> NDArray[np.int64]:
     """Return how many words each simple rule hits, (rule,). Only the rules "diagonal" apply to frames: others hit 0."""
     hits = np.zeros(len(RULES), np.int64)
     for link in links:
@@ -372,7 +372,7 @@ class SoundMeasurer(LinkMeasurer):
         hits, broken = self.hits_of_pieces(batch, sums_by_layer)
         # (layer · head, row, frame)
         head_weights = torch.cat([weights_by_layer[layer] for layer in sorted(weights_by_layer)], 1)[0]
-        standardised_weights = standardise(head_weights.numpy())
+        standardised_weights = standardise_weights(head_weights.numpy())
         return hits, broken, standardised_weights.astype(np.float32)
 
     def add(self, part: MeasuredPart, batch: Sequence[Any], result: Any) -> None:
@@ -433,7 +433,7 @@ def _time_words(
             [timing.weights[heads].mean(0, dtype=np.float64) for heads in head_lists]
         )
         # The path through the largest mean weights gives the frame at which each word begins: (list, word).
-        frames = cheapest_paths(-mean_weights)[:, timing.rows]
+        frames = find_cheapest_paths(-mean_weights)[:, timing.rows]
         errors_s[number] = np.abs(frames * timing.frame_s - timing.starts_s).mean(1)
         n_words += len(timing.rows)
         if report is not None:

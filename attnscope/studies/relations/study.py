@@ -13,7 +13,7 @@ from typing import Any
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import UNALIGNED
-from attnscope.annotated.texts import merge_equal
+from attnscope.annotated.texts import merge_equal_texts
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus import chunks, runs
 from attnscope.errors import AttnscopeError, amount
@@ -70,7 +70,7 @@ def relations(
     options = options or RelationsOptions()
     corpus: Any = AnnotatedCorpus(texts) if isinstance(texts, str) else texts
     # Equal texts that follow each other become one text with all their links. Texts are read one by one, as needed.
-    merged_texts = merge_equal(corpus)
+    merged_texts = merge_equal_texts(corpus)
     first_text = next(merged_texts, None)
     if first_text is None:
         raise AttnscopeError("there is no text", "give texts whose annotation has links")
