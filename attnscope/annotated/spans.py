@@ -106,7 +106,7 @@ def _parse_links(
         from_span = _require_span(entry.get("from"), from_text, f'link {number}: "from"')
         from_start, from_stop = from_span
         # "to" is a list of spans, or one span. A span holds numbers, and no lists.
-        to_values = entry.get("to")
+        to_values: Any = entry.get("to")
         is_list = isinstance(to_values, list) and to_values
         if not is_list or not all(isinstance(value, list) for value in to_values):
             to_values = [to_values]
