@@ -56,20 +56,20 @@ def main() -> None:
         return measure_interventions(PassSettings(reader, texts), cuts, Replacements())
 
     def whole():
-        block = ResumableRun.block
-        ResumableRun.block = lambda rerun, places: 0
+        block = ResumableRun.first_block_of
+        ResumableRun.first_block_of = lambda rerun, places: 0
         try:
             return measure_interventions(PassSettings(reader, texts), cuts, Replacements())
         finally:
-            ResumableRun.block = block
+            ResumableRun.first_block_of = block
 
     def one_by_one():
-        held = measurers.PASS_TOKENS
-        measurers.PASS_TOKENS = 1
+        held = measurers.MAX_PASS_TOKENS
+        measurers.MAX_PASS_TOKENS = 1
         try:
             return whole()
         finally:
-            measurers.PASS_TOKENS = held
+            measurers.MAX_PASS_TOKENS = held
 
     contenders = {"resumed": resumed, "whole": whole, "one_by_one": one_by_one}
     times: dict[str, list[float]] = {name: [] for name in contenders}

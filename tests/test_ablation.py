@@ -138,9 +138,9 @@ def test_neither_batches_nor_passes_nor_resuming_change_an_effect(gpt2, monkeypa
 
     usual = ablate(gpt2, TEXTS)
     monkeypatch.setattr(ablation_reading, "BATCH_TOKENS", 1)
-    monkeypatch.setattr(measurers, "PASS_TOKENS", 1)
+    monkeypatch.setattr(measurers, "MAX_PASS_TOKENS", 1)
     monkeypatch.setattr(measurers, "BLOCK", 2)
-    monkeypatch.setattr(ResumableRun, "block", lambda rerun, places: 0)
+    monkeypatch.setattr(ResumableRun, "first_block_of", lambda rerun, places: 0)
     other = ablate(gpt2, TEXTS)
     for name in usual.table("heads").number_columns:
         np.testing.assert_allclose(usual["heads"][name], other["heads"][name], rtol=1e-6, atol=1e-10)

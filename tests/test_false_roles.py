@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.models.own.glass_box import roles as own_roles
+from attnscope.models.own.glass_box import roles_by_head as own_roles
 from attnscope.studies.heads.measuring import KindSums
 from attnscope.studies.heads.roles import LEVEL, MIN_TESTED_TEXTS, RULES, complete_thresholds, judge
 from attnscope.studies.heads.study import heads

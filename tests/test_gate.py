@@ -136,13 +136,13 @@ def test_a_rerun_from_the_layer_on_is_the_whole_forward(name):
     assert model.resumes
     with torch.no_grad():
         rerun = model.rerun(batch)
-        n_blocks = len({rerun.block([place]) for place in rerun.calls})
+        n_blocks = len({rerun.first_block_of([place]) for place in rerun.calls})
         assert n_blocks == sum(
             n for kind, n in zip(model.info.kinds, model.info.n_layers, strict=True) if kind != "cross"
         )
         for place in rerun.calls:
             gate = _gates(model, batch, 3, place, model.info.n_heads[model.info.kinds.index(place[0])])
-            short = rerun.again(gate, rerun.block([place]), 3)
+            short = rerun.run_from(gate, rerun.first_block_of([place]), 3)
             repeated = Batch(
                 batch.ids.repeat(3, 1),
                 target_ids=None if batch.target_ids is None else batch.target_ids.repeat(3, 1),
@@ -159,7 +159,7 @@ def test_a_model_is_left_as_it_was():
     before = source(input_ids=batch.ids).logits
     with torch.no_grad():
         rerun = model.rerun(batch)
-        rerun.again(HeadGate({}), 2)
+        rerun.run_from(HeadGate({}), 2)
     assert all("forward" not in vars(module) for module in source.modules())
     torch.testing.assert_close(source(input_ids=batch.ids).logits, before)
 
@@ -173,9 +173,9 @@ def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch):
     batch = batch_of(model)
     with torch.no_grad():
         rerun = model.rerun(batch)
-        assert {rerun.block([place]) for place in rerun.calls} == {0}
+        assert {rerun.first_block_of([place]) for place in rerun.calls} == {0}
         gate = HeadGate({("encoder", 2): torch.zeros(3)})
-        torch.testing.assert_close(rerun.again(gate).hidden, model.outputs(batch, gate).hidden)
+        torch.testing.assert_close(rerun.run_from(gate).hidden, model.outputs(batch, gate).hidden)
 
 
 @pytest.mark.parametrize("spec", ["minilm", "own", "own-causal"])
@@ -193,7 +193,7 @@ def test_models_of_our_own_are_resumed(spec):
         gate = _gates(model, batch, 2, (kind, layer), model.info.n_heads[0])
         with torch.no_grad():
             rerun = model.rerun(batch)
-            assert rerun.block([(kind, layer)]) == layer
-            ours = rerun.again(gate, layer, 2).hidden
+            assert rerun.first_block_of([(kind, layer)]) == layer
+            ours = rerun.run_from(gate, layer, 2).hidden
             whole = model.outputs(Batch(batch.ids.repeat(2, 1)), gate).hidden
         torch.testing.assert_close(ours, whole, rtol=1e-5, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 import attnscope
 from attnscope.core import catalogue
 from attnscope.errors import AttnscopeError
-from attnscope.models.own.glass_box import roles as own_roles
+from attnscope.models.own.glass_box import roles_by_head as own_roles
 from attnscope.questions.head_roles import role_notes
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import MIN_FIRM_TEXTS

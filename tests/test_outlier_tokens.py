@@ -7,7 +7,7 @@ import torch
 import attnscope
 from attnscope.core.attention.probes import WeightsRecorder
 from attnscope.core.facts import TextFacts, find_outlier_tokens
-from attnscope.models.inside.projections import watch_norms
+from attnscope.models.inside.projections import record_input_lengths
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
 from tests.conftest import write_tiny
@@ -96,7 +96,7 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine, tmp_path):
     model = attnscope.load(str(folder), engine=engine)
     tokens = torch.from_numpy(model.tokenizer.encode("the cat saw a cat").ids)[None]
     plain = AutoModel.from_pretrained(folder)(input_ids=tokens, output_hidden_states=True)
-    with torch.no_grad(), watch_norms(model.blocks()) as norms:
+    with torch.no_grad(), record_input_lengths(model.blocks()) as norms:
         model.run(Batch(tokens), WeightsRecorder())
         for layer in range(2):
             seen = norms("encoder", layer)

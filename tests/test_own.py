@@ -23,10 +23,10 @@ from attnscope.models.own.glass_box import (
     FIRST_WORD,
     MAX_TOKENS,
     REST,
-    VOCABULARY,
+    VOCAB_SIZE,
     OwnTokenizer,
+    describe_own,
     load_own,
-    own_info,
     token_codes,
     written_slot,
 )
@@ -131,7 +131,7 @@ def test_every_head_looks_where_its_role_says_on_every_sample_text(name, part):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_induction_on_repeated_random_tokens(name):
-    half = np.random.default_rng(0).integers(FIRST_WORD, VOCABULARY, 97)
+    half = np.random.default_rng(0).integers(FIRST_WORD, VOCAB_SIZE, 97)
     ids = [BOS, REST, *half, *half, EOS]
     attention, hidden = weights_of(model(name), batch_of(ids))
     for i in range(2 + 97, 2 + 2 * 97 - 1):
@@ -158,7 +158,7 @@ def test_every_head_writes_what_it_attends_to_into_a_slot_of_its_own(name):
     assert len(set(taken)) == len(taken) == 2 * 7 * 64
     assert min(taken) > own.EOS_FLAG
     assert max(taken) < own.D_MODEL
-    np.testing.assert_array_equal(hidden[0, :, own.TOKEN].numpy(), codes)
+    np.testing.assert_array_equal(hidden[0, :, own.TOKEN_SLOT].numpy(), codes)
 
 
 # Places and codes
@@ -167,7 +167,7 @@ def test_every_head_writes_what_it_attends_to_into_a_slot_of_its_own(name):
 def test_different_tokens_have_codes_that_agree_little():
     # The code is linear: the product of two codewords is the codeword of the exclusive or of their numbers. So the
     # sums of single codewords are the dot products of pairs.
-    one, other = np.random.default_rng(0).integers(FIRST_WORD, VOCABULARY, (2, 1000))
+    one, other = np.random.default_rng(0).integers(FIRST_WORD, VOCAB_SIZE, (2, 1000))
     both = one ^ other
     kept = both >= 8
     np.testing.assert_array_equal((token_codes(one) * token_codes(other))[kept], token_codes(both[kept]))
@@ -186,7 +186,7 @@ class _FewRowsOfLayer0(Exception):
 
 def test_places_are_exact_up_to_the_limit():
     n = MAX_TOKENS
-    ids = np.random.default_rng(1).integers(FIRST_WORD, VOCABULARY, n)
+    ids = np.random.default_rng(1).integers(FIRST_WORD, VOCAB_SIZE, n)
     ids[[0, 1, -1]] = BOS, REST, EOS
     ids[[7, 20_000]] = ids[30_000]
     rows = [0, 1, 2, 3, 31, 33, 34, 31 * 33, 31 * 34, 33 * 34, 20_000, 30_000, n - 2, n - 1]
@@ -275,7 +275,7 @@ def test_the_catalogue_knows_it_and_models_load_it():
     loaded = models.load("own")
     assert isinstance(loaded, own.OwnModel)
     info, tokenizer = models.describe("own")
-    assert info == loaded.info == own_info()
+    assert info == loaded.info == describe_own()
     assert tokenizer.name == loaded.tokenizer.name
     assert models.load("own-causal", engine="native", dtype="float64").info.dtype == "float64"
     with pytest.raises(AttnscopeError, match="the hf engine has no model own"):
@@ -298,8 +298,9 @@ def test_an_untrained_twin():
 
 def test_everywhere_the_same_weights_and_numbers_without_torch():
     program = (
-        "import sys, attnscope.models as m; from attnscope.models.own.glass_box import own_info;"
-        "print(*(own_info(n).sha256 for n in ('own', 'own-causal')), *m.describe('own')[1].encode('Ein Wort!').ids);"
+        "import sys, attnscope.models as m; from attnscope.models.own.glass_box import describe_own;"
+        "print(*(describe_own(n).sha256 for n in ('own', 'own-causal')));"
+        "print(*m.describe('own')[1].encode('Ein Wort!').ids);"
         "assert 'torch' not in sys.modules"
     )
     for seed in ("1", "2"):

@@ -34,13 +34,13 @@ def test_every_family_equals_the_native_engine(family, overrides, tmp_path):
     folder = str(write_tiny(tmp_path / family, family, **overrides))
     plain = models.load(folder, engine="numpy")
     native = models.load(folder, engine="native")
-    assert plain.look is not None
+    assert plain.compute_maps is not None
     assert replace(plain.info, engine="native") == native.info
     padding = overrides.get("pad_token_id", 0)
     for texts in (("the cat", "a, b"), ("it's the cat",), ("a",)):
         tokens = plain.tokenizer.encode(*texts)
         for given in (tokens, replace(tokens, ids=np.where(tokens.ids == 10, padding, tokens.ids))):
-            found = plain.look(given, (0, 1))
+            found = plain.compute_maps(given, (0, 1))
             expected = native_maps(native, given)
             for layer in (0, 1):
                 weights = found.weights[layer]
@@ -49,7 +49,7 @@ def test_every_family_equals_the_native_engine(family, overrides, tmp_path):
                 np.testing.assert_allclose(
                     found.full[layer], expected.full["encoder"][layer].numpy(), **CLOSE
                 )
-        assert list(plain.look(tokens, (1,)).weights) == [1]
+        assert list(plain.compute_maps(tokens, (1,)).weights) == [1]
 
 
 def test_minilm_up_to_the_length_that_is_left_to_numpy():
@@ -57,8 +57,8 @@ def test_minilm_up_to_the_length_that_is_left_to_numpy():
     native = models.load(engine="native")
     tokens = plain.tokenizer.encode(TIRED * 15)
     assert 0.8 * MAX_NUMPY_TOKENS < len(tokens) < 1.2 * MAX_NUMPY_TOKENS
-    assert plain.look is not None
-    found = plain.look(tokens, range(6))
+    assert plain.compute_maps is not None
+    found = plain.compute_maps(tokens, range(6))
     expected = native_maps(native, tokens)
     for layer in range(6):
         np.testing.assert_allclose(

@@ -44,9 +44,9 @@ def followers(n, seed=0):
 
 
 def induction_head():
-    from attnscope.models.own.glass_box import roles
+    from attnscope.models.own.glass_box import roles_by_head
 
-    (place,) = [place for place, known in roles("own").items() if "induction" in known]
+    (place,) = [place for place, known in roles_by_head("own").items() if "induction" in known]
     return place
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 import attnscope
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps
-from attnscope.models.inside.stream import stream_of
+from attnscope.models.inside.projections import OutputProjectionFinder, hooks, list_linear_maps
+from attnscope.models.inside.stream import read_stream_weights
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 
@@ -65,7 +65,7 @@ class _Seen:
     def __init__(self, model, ids):
         self.calls: dict[int, tuple[AttentionCall, Tensor]] = {}
         self.hidden: dict[int, Tensor] = {}
-        self.outputs = OutputWatch()
+        self.outputs = OutputProjectionFinder()
 
         def probe(call):
             output = attend(call)
@@ -82,7 +82,7 @@ class _Seen:
             )
             for (_, layer), block in model.blocks().items()
         ]
-        with torch.no_grad(), hooks(linear_maps(model.modules()), self.outputs.look):
+        with torch.no_grad(), hooks(list_linear_maps(model.modules()), self.outputs.check_linear_map):
             model.run(Batch(ids), probe)
         for handle in handles:
             handle.remove()
@@ -110,16 +110,16 @@ def require_same(model, stream, unknown=()):
         assert attention.output is not None
         written = torch.einsum("bhtk,hdk->btd", output, attention.output)
         place = (stream.kind, attention.layer)
-        bias = getattr(seen.outputs.modules[place], "bias", None)  # type: ignore[index]
+        bias = getattr(seen.outputs.output_projections[place], "bias", None)  # type: ignore[index]
         written = written if bias is None else written + bias
-        gave = seen.outputs.results[place]  # type: ignore[index]
+        gave = seen.outputs.projected_outputs[place]  # type: ignore[index]
         torch.testing.assert_close(written, gave.reshape(written.shape), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_heads_read_and_write_is_what_reaches_the_seam(name):
     model = attnscope.load(random_model(name))  # type: ignore[arg-type]
-    stream = stream_of(model)
+    stream = read_stream_weights(model)
     unknown = ("query", "key") if name == "qwen3" else ()
     require_same(model, stream, unknown)
     assert bool(stream.notes) is bool(unknown)
@@ -135,7 +135,7 @@ def test_the_project_s_own_engines(tiny_bert):
     for spec in (str(tiny_bert), "own"):
         model = attnscope.load(spec)
         assert model.info.engine == "native"
-        stream = stream_of(model)
+        stream = read_stream_weights(model)
         require_same(model, stream)
         assert stream.unembedding is None
         assert not stream.notes
@@ -148,7 +148,7 @@ def test_a_head_that_was_pruned_is_zero_and_no_other_takes_its_place():
     with torch.no_grad():
         for part in (attention.q_proj, attention.v_proj):
             part.weight[:8], part.bias[:8] = 0, 0
-    stream = stream_of(attnscope.load(source))  # type: ignore[arg-type]
+    stream = read_stream_weights(attnscope.load(source))  # type: ignore[arg-type]
     value = stream.attentions[0].value
     assert value is not None
     torch.testing.assert_close(value.weight.reshape(8, 24), attention.v_proj.weight)
@@ -158,10 +158,10 @@ def test_what_is_not_one_stack_at_the_seam_is_refused_in_a_line(tmp_path):
     small = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11, "pad_token_id": 0}
     model = attnscope.load(str(write_tiny(tmp_path / "t5", "t5", **small, decoder_start_token_id=0)))
     with pytest.raises(AttnscopeError, match="`weights` reads one stack of layers"):
-        stream_of(model)
+        read_stream_weights(model)
     plain = attnscope.load(str(write_tiny(tmp_path / "bert")), engine="numpy")
     with pytest.raises(AttnscopeError, match="does not show which weights"):
-        stream_of(plain)
+        read_stream_weights(plain)
 
 
 def test_a_map_before_the_projections_is_no_guess():
@@ -170,4 +170,4 @@ def test_a_map_before_the_projections_is_no_guess():
     for layer in source.model.layers:
         layer.input_layernorm = torch.nn.Sequential(layer.input_layernorm, torch.nn.Tanh())
     with pytest.raises(AttnscopeError, match="is not known"):
-        stream_of(attnscope.load(source, check=False))  # type: ignore[arg-type]
+        read_stream_weights(attnscope.load(source, check=False))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from attnscope.models.catalog import BUILT_IN, Source, read_config, resolve, ver
 from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch, Model, Tokenizer
-from attnscope.models.own.layouts import Checkpoint, EncoderSettings, native_info, why_unsupported
+from attnscope.models.own.layouts import Checkpoint, EncoderSettings, describe_native, why_unsupported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -235,13 +235,13 @@ def describe(
         )
         return model.info, model.tokenizer
     if source.folder is None:
-        from attnscope.models.own.glass_box import OwnTokenizer, own_info
+        from attnscope.models.own.glass_box import OwnTokenizer, describe_own
 
-        return own_info(source.name), OwnTokenizer()
+        return describe_own(source.name), OwnTokenizer()
     from attnscope.models.tokenizer import FastTokenizer
 
     config = read_config(source)
-    info = native_info(source, config, sha256=verify_sha256(source), engine=engine)
+    info = describe_native(source, config, sha256=verify_sha256(source), engine=engine)
     # Read only the headers of the weights. This raises if their names or shapes do not fit the configuration.
     Checkpoint(source.folder, EncoderSettings.from_config(config), "np").names()
     return info, FastTokenizer.open(source.folder)

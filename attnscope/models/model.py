@@ -1,4 +1,11 @@
-"""The interface of every model, whichever engine runs it: texts in, attention out through the seam."""
+"""The interface of every model, whichever engine runs it: it reads texts, and hooks see its attention.
+
+The *seam* is the one function that computes every attention of a model. A *probe* is a hook there: it gets an
+`AttentionCall` (the queries, keys, values and masks of one layer), and returns the outputs of the heads. A *layer key*
+names one attention: its kind ("encoder", "decoder" or "cross") and the index of its layer within the kind.
+
+An *engine* is a way to run models, such as transformers or attnscope's own encoder. Each has a subclass of `Model`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +36,9 @@ class Tokenizer:
 
     Attributes:
         name: A short description.
-        encode_chat: Tokenises a text as the user's message in the model's chat template; None where there is no
-            template.
-        mask_id: The id of the token that stands for a hidden one; None where there is none.
-        unknown_id: The id of the token that stands for what the vocabulary lacks; None where nothing is unknown.
+        encode_chat: Tokenises a text as the user's message in the model's chat template; None without a template.
+        mask_id: The id of the mask token, such as [MASK]; None without a mask token.
+        unknown_id: The id of the unknown token, such as [UNK]; None if the vocabulary can spell any text.
     """
 
     name = ""
@@ -45,11 +51,11 @@ class Tokenizer:
         raise NotImplementedError
 
     def ordinary_ids(self) -> list[int]:
-        """Return the ids of all tokens that stand for text, not special or unused ones; [] without a vocabulary."""
+        """Return the ids of all tokens except special and unused ones; [] without a vocabulary."""
         return []
 
     def spell(self, token_id: int) -> str:
-        """Return the text of an ordinary token; without a vocabulary, its id."""
+        """Decode one ordinary token to text; without a vocabulary, return its id as a string."""
         return str(token_id)
 
 
@@ -60,9 +66,9 @@ class Batch:
     Attributes:
         ids: (batch, token), int64.
         mask: (batch, token), bool; True = a real token, False = padding. None = nothing is padded.
-        segments: (batch, token), int64; None = all 0.
-        target_ids: What the decoder of an encoder-decoder reads, (batch, token); None for other models.
-        target_mask: As mask, for target_ids.
+        segments: Token type ids, (batch, token), int64; None = all 0.
+        target_ids: The ids that the decoder of an encoder-decoder reads, (batch, token); None for other models.
+        target_mask: The mask of target_ids, as `mask` is that of ids.
     """
 
     ids: "Tensor"
@@ -82,7 +88,7 @@ class Batch:
         return Batch(**tensors)
 
     def repeat(self, times: int) -> "Batch":
-        """Repeat the batch: all texts, then all of them again, and so on."""
+        """Repeat the batch: all texts, then all texts once more, and so on."""
         return Batch(**{name: tensor.repeat(times, 1) for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> "dict[str, Tensor]":
@@ -90,8 +96,11 @@ class Batch:
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
-PASS_TOKENS = 2048
-"""The most tokens in a forward pass that runs several copies of a batch, each with another change; padding counts."""
+MAX_PASS_TOKENS = 2048
+"""The most tokens, padding included, in a forward pass that runs several copies of a batch.
+
+Each copy gets its own intervention, such as another head removed.
+"""
 
 
 class MixedLengthsError(AttnscopeError):
@@ -104,8 +113,8 @@ class Outputs:
 
     Attributes:
         hidden: The last hidden states, (batch, token, d_model); of an encoder-decoder the decoder's.
-        logits: Of the vocabulary, or of classes, at all tokens or the last few, (batch, token, vocabulary or class); of
-            a classifier of texts (batch, 1, class). None = the model has no head, or no logits were asked for.
+        logits: The logits at all tokens or the last few, (batch, token, vocabulary or class); for a classifier of
+            texts (batch, 1, class). None = the model has no head, or no logits were asked for.
     """
 
     hidden: "Tensor"
@@ -122,29 +131,31 @@ class WeightSlice:
     axis: int
     # The numbers of the rows or columns
     indices: tuple[int, ...]
-    # What the weight makes: "query", "key" or "value"; or "output" for W_O
+    # "query", "key" or "value" for a part of W_Q, W_K or W_V; "output" for a part of W_O
     role: str
-    # The whole weight, as the model holds it
+    # The uncut weight, as the model holds it
     weight: "Tensor"
 
 
 class LayerMaps(NamedTuple):
     """The attention maps of an encoder on a text, as NumPy arrays by layer."""
 
-    weights: "dict[int, NDArray[Any]]"  # of each head, (head, query, key)
-    full: "dict[int, NDArray[Any]]"  # as if the layer had one head of its full width, (query, key)
+    # The attention weights of each head, (head, query, key)
+    weights: "dict[int, NDArray[Any]]"
+    # The map that the layer would have if its heads were not split: one head of width d_model, (query, key)
+    full: "dict[int, NDArray[Any]]"
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionAxes:
-    """The tokens along both axes of the maps of one kind of attention, where queries and keys differ."""
+    """The tokens along both axes of the maps of one kind of attention, in a model where they may differ."""
 
     queries: Tokens
     keys: Tokens
     # The numbers of the layers that have this attention
     layers: tuple[int, ...]
-    # The first query that is shown: the words before a picture do not attend to it
-    first: int = 0
+    # The index of the first query that is shown. Words before a picture do not attend to it, and are left out
+    first_query: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,20 +164,20 @@ class SensoryInput:
 
     # The arguments of the model's forward, by name
     inputs: "Mapping[str, Tensor]"
-    # The patches of a picture, after special tokens; the frames of a sound, silence included; or words, with the
-    # patches of pictures that stand among them
+    # One of three: special tokens and the patches of a picture; the frames of a sound, silence included; or words, with
+    # the patches of their pictures among them
     tokens: Tokens
-    # The picture as the model sees it, or the spectrogram that a model sees of a recording; None for models that hear,
-    # and where there are words
+    # For image models, the preprocessed picture. For audio models that take a spectrogram as an image, that image. None
+    # for other audio models, and for input with words
     picture: "Picture | None" = None
-    # The recording as the model hears it; None for models that see
+    # The preprocessed recording; None for image models
     sound: "Sound | None" = None
-    # What was done to the photo or the recording that its owner may not expect, one sentence each
+    # Preprocessing that the user may not expect, such as cropping; one sentence each
     notes: tuple[str, ...] = ()
-    # The pictures that come with words, as the model sees them
+    # The preprocessed pictures of input with words
     pictures: "tuple[Picture, ...]" = ()
-    # Kind of attention -> its queries and keys, for models with cross-attention from words or learned queries to
-    # patches: this kind comes first. Empty where patches are among the tokens
+    # Kind of attention -> its queries and keys, for models whose words or learned queries reach patches by
+    # cross-attention. The first kind is that cross-attention. Empty for models with patches among the tokens
     axes: "Mapping[str, AttentionAxes]" = field(default_factory=dict)
 
 
@@ -175,22 +186,24 @@ LossKind = Literal["causal", "masked", "target", "class", "token_class"]
 
 
 class Model:
-    """A loaded model: its tokenizer reads texts, and its attention passes the seam.
+    """A loaded model: its tokenizer reads texts, and a probe at the seam computes each of its attentions.
 
     Each engine has a subclass, which overrides what its models can do. In this class every ability but `run` is
-    missing: it is None, empty or refused.
+    missing: it is None or empty, or it raises AttnscopeError.
 
     Attributes:
         info: The facts of the model.
         tokenizer: Its tokenizer.
-        texts: The only texts that it can read; empty = it reads any.
-        resumes: Whether `rerun` can leave out the layers before a change.
-        run_inputs: Like `run`, for the arguments of the model's forward by name, as `SensoryInput.inputs` has them.
-        outputs_of_inputs: Like `outputs`, for the same arguments.
-        head_slices: Returns the parts of weights, named as in the model's files, that belong to some heads alone. The
-            heads are given by layer key, (kind, layer).
-        look: Returns the attention maps of some layers on a text without torch; the NumPy engine has it instead of
-            `run`.
+        texts: The only texts that the model can read; empty = it reads any text.
+        resumes: Whether the runs that `rerun` prepares can leave out the blocks before a change. A bool, or in a
+            subclass a property.
+        run_inputs: Like `run`, with the arguments of the model's forward by name (see `SensoryInput.inputs`) instead of
+            a batch.
+        outputs_of_inputs: Like `outputs`, with these arguments instead of a batch.
+        head_slices: Takes the numbers of heads by layer key. Returns the rows and columns of weights that belong to
+            these heads alone.
+        compute_maps: Returns the attention maps of the layers of these numbers on a text, without torch. The NumPy
+            engine has it instead of `run`.
     """
 
     info: ModelInfo
@@ -200,35 +213,35 @@ class Model:
     run_inputs: "Callable[[Mapping[str, Any], Probe], Tensor] | None" = None
     outputs_of_inputs: "Callable[[Mapping[str, Any], Probe], Outputs] | None" = None
     head_slices: "Callable[[Mapping[LayerKey, Sequence[int]]], list[WeightSlice]] | None" = None
-    look: "Callable[[Tokens, Collection[int]], LayerMaps] | None" = None
-    # The blocks of the network, in order, at which `rerun` can start.
-    _layers: "Sequence[nn.Module]" = ()
-    # The message and the hint of `_refuse`
+    compute_maps: "Callable[[Tokens, Collection[int]], LayerMaps] | None" = None
+    # The blocks (transformer layers) of the network, in order, at which a resumed run can start
+    _blocks: "Sequence[nn.Module]" = ()
+    # The message and the hint of the error that `_refuse` raises
     _refusal = ("", "")
 
     @property
     def text_generator(self) -> "TextGenerator | None":
-        """Return the part that writes text by the model's decoder; None without a decoder."""
+        """Return the object that generates text with the model's decoder; None without a decoder."""
         return None
 
     @property
     def image_reader(self) -> "ImageReader | None":
-        """Return the part that sees pictures; None if the model sees none."""
+        """Return the object that turns pictures into inputs of the model; None if it reads none."""
         return None
 
     @property
     def audio_reader(self) -> "AudioReader | None":
-        """Return the part that hears recordings; None if the model hears none."""
+        """Return the object that turns recordings into inputs of the model; None if it reads none."""
         return None
 
     @property
     def image_text_reader(self) -> "VisionLanguageReader | None":
-        """Return the part that reads pictures and words; None if the model has none."""
+        """Return the object that turns pictures with words into inputs; None if the model reads no such pairs."""
         return None
 
     @property
     def loss(self) -> LossKind | None:
-        """Return the target that the model's head predicts; None without a head."""
+        """Return what the model's head predicts; None without a head."""
         return None
 
     @property
@@ -236,7 +249,7 @@ class Model:
         """Return the names of a classifier's classes; empty for other models."""
         return ()
 
-    def label_number(self, label: str) -> int:
+    def class_index(self, label: str) -> int:
         """Return the index of a class among `labels`.
 
         Raises:
@@ -250,21 +263,21 @@ class Model:
         raise AttnscopeError(f"{self.info.name} has no class {label!r}", hint)
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """Run a batch with the probe at the seam of every attention.
+        """Run a batch; the probe computes every attention.
 
-        Padding is never attended to. Weights get no gradients; tensors that a probe brings in do.
+        No token attends to padding. Weights get no gradients; tensors that a probe brings in do.
 
         Args:
             batch: The token ids. Models without segments ignore the segments.
-            probe: A function that computes, and may change, each attention.
+            probe: A hook that computes, and may change, each attention.
 
         Returns:
-            The last hidden states, (batch, token, d_model), of an encoder-decoder the decoder's; those at padding mean
-            nothing.
+            The last hidden states, (batch, token, d_model); for an encoder-decoder, the decoder's. Hidden states at
+            padding are meaningless.
 
         Raises:
             AttnscopeError: The batch is longer than the model's limit, or holds ids that it has no embedding for.
-            MixedLengthsError: Padding would change what the model computes of a text.
+            MixedLengthsError: Padding would change what the model computes for a text.
         """
         raise NotImplementedError
 
@@ -275,33 +288,37 @@ class Model:
 
         Args:
             batch: The token ids.
-            probe: A function that computes, and may change, each attention.
+            probe: A hook that computes, and may change, each attention.
             logits: Whether logits are computed.
-            last: How many tokens at the end get logits; None = all, which takes the most memory in a long text.
+            last: The number of tokens at the end that get logits; None = all tokens, which takes the most memory.
         """
         return Outputs(self.run(batch, probe))
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> "ResumableRun":
-        """Run a batch so that it can be run again from any block on; the options are those of `outputs`."""
+        """Run a batch so that it can be run again from any block on; `outputs` explains the options."""
         from attnscope.models.inside.tape import ResumableRun
 
-        # `outputs` does not need to know in which block an attention lies, or which is the first to compute.
+        # `ResumableRun` also passes the block of each attention and the first block to compute (the `*_`). `outputs`
+        # calls all blocks, so it needs neither.
         return ResumableRun(
             lambda batch, probe, *_: self.outputs(batch, probe, logits=logits, last=last),
             batch,
-            self._layers,
+            self._blocks,
         )
 
     def modules(self) -> "Sequence[nn.Module]":
-        """Return the torch modules that hold all others of the model."""
+        """Return the root modules: together, they contain all torch modules of the model."""
         return []
 
     def blocks(self) -> "Mapping[LayerKey, nn.Module]":
-        """Return the block of each attention, by layer key. It reads the hidden states that keys are made from."""
+        """Return the block of each attention, by layer key. The keys are computed from the block's input."""
         return {}
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor | None":
-        """Return rows of the token embedding, (batch, token) -> (batch, token, d), without gradient; None = unknown."""
+        """Return rows of the token embedding, (batch, token) -> (batch, token, d), without gradient.
+
+        None = the token embedding of the model is not known.
+        """
         return None
 
     def unembedding(self) -> "nn.Module | None":
@@ -313,24 +330,28 @@ class Model:
         raise NotImplementedError
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise AttnscopeError; subclasses put this in the place of methods that their models lack."""
+        """Raise AttnscopeError; subclasses assign this to the names of methods that their models lack."""
         raise AttnscopeError(*self._refusal)
 
     def __repr__(self) -> str:
-        """Return such as "HuggingFaceModel('bert', bert: 6 layers of 12 heads)"."""
+        """Return a description such as "HuggingFaceModel('bert', bert: 6 layers of 12 heads)"."""
         info = self.info
+        # Numbers of layers and heads are tuples with one entry per kind of attention: show the largest.
         size = f"{amount(max(info.n_layers), 'layer')} of {amount(max(info.n_heads), 'head')}"
         kinds = f", {', '.join(info.kinds)}" if len(info.kinds) > 1 else ""
         return f"{type(self).__name__}({info.name!r}, {info.architecture}: {size}{kinds})"
 
 
 def image_model_of(model: Model) -> Model:
-    """Return the model that sees pictures: of two towers (CLIP) the one for pictures, else the model itself."""
+    """Return the model that reads pictures: the image encoder of a model with two towers (CLIP), else the model."""
     return model if model.image_reader is None else model.image_reader.model
 
 
 def image_text_model_of(model: Model) -> Model:
-    """Return the model that reads pictures and words; another one where the model shows text without pictures."""
+    """Return the model that reads pictures with words.
+
+    It is an object of its own if `model` is only the text part of a vision-language model, else `model` itself.
+    """
     return model if model.image_text_reader is None else model.image_text_reader.model
 
 
@@ -341,7 +362,7 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
     own vocabulary.
 
     Raises:
-        AttnscopeError: The tokenizer keeps no token of any text that is tried.
+        AttnscopeError: Every text that is tried gives no tokens other than special ones.
     """
     refusal = AttnscopeError(
         "the tokenizer drops every text that is tried", "its files belong to another model"
@@ -368,6 +389,6 @@ def _example_texts(tokenizer: Tokenizer) -> "Iterator[str]":
     yield "a"
     yield "0"
     ids = tokenizer.ordinary_ids()
-    # At even distances
+    # A step of this size picks at most 64 ids, at even distances.
     for token_id in ids[:: len(ids) // 64 + 1]:
         yield tokenizer.spell(token_id)

@@ -1,4 +1,8 @@
-"""Read the sizes of a model from its configuration: without weights, and for the common families without torch."""
+"""Read the sizes of a model from its configuration: without weights, and for the common families without torch.
+
+The costs of a model (parameters, memory, FLOPs) follow from its `Sizes`; `studies.cost` computes them. Each family of
+models, such as GPT-2, has a function here that translates its configuration to fields of `Sizes`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,11 +16,11 @@ _SIZES_HINT = "give its sizes, such as --sizes d_model=768,n_heads=12,n_layers=1
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a transformer that its costs follow from."""
+    """The sizes of a transformer from which its costs are computed."""
 
     # The model's name
     name: str
-    # Where the numbers come from
+    # Where the numbers come from, such as a paper or a folder
     source: str
     # "encoder", "decoder" or "encoder-decoder"
     kind: str
@@ -48,31 +52,31 @@ class Sizes:
     ff_bias: bool = False
     # Width of the token embedding
     d_embedding: int = 0
-    # Rows of the table of learned positions; 0 = there is none
+    # Rows of the table of learned position embeddings; 0 = there is no table
     n_positions: int = 0
-    # Rows of the table of segments; 0 = there is none
+    # Rows of the table of segment embeddings; 0 = there is no table
     n_segments: int = 0
-    # How many vectors of d_model numbers the norms of a layer have
+    # The number of gains and biases of the norms of a layer, which are vectors of d_model numbers
     norm_vectors: int = 0
-    # The same of norms outside of layers
+    # The number of gains and biases of norms outside of layers
     norm_vectors_outside: int = 0
-    # "tied" (the embeddings' weights), "own" (weights of its own), or "" (there is none)
+    # "tied" (it shares the weights of the token embedding), "own" (it has weights of its own), or "" (no unembedding)
     unembedding: str = ""
-    # Whether a d_model x d_model map follows the last layer
+    # Whether a d_model x d_model linear map follows the last layer
     pooler: bool = False
-    # All parameters, counted in the model as transformers builds it; None = they follow from the sizes
-    counted: int | None = None
-    # What a reader must know of the numbers, one sentence each
+    # All parameters, counted in the model as transformers builds it; None = to be computed from the sizes
+    n_parameters: int | None = None
+    # What a reader of the numbers must know, one sentence each
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff"):
             value = getattr(self, name)
             # A model of attention alone has no feed-forward network.
-            least = 0 if name == "d_ff" else 1
-            if value < least:
+            min_value = 0 if name == "d_ff" else 1
+            if value < min_value:
                 raise AttnscopeError(
-                    f"{name} is {value}, but must be at least {least}", "give another number"
+                    f"{name} is {value}, but must be at least {min_value}", "give another number"
                 )
         if self.n_heads % self.n_kv_heads:
             raise AttnscopeError(
@@ -82,12 +86,12 @@ class Sizes:
 
     @property
     def n_attentions(self) -> int:
-        """Return how many attentions there are; a decoder layer of an encoder-decoder has two, to itself and across."""
+        """Return the number of attentions. A decoder layer of an encoder-decoder has two: self- and cross-attention."""
         return self.n_layers + 2 * self.n_decoder_layers
 
     @property
-    def caching_layers(self) -> int:
-        """Return how many attentions keep keys and values (the KV cache) while a text is generated."""
+    def n_caching_attentions(self) -> int:
+        """Return the number of attentions that keep keys and values (the KV cache) while a text is generated."""
         if self.kind == "encoder":
             return 0
         return self.n_layers if self.kind == "decoder" else 2 * self.n_decoder_layers
@@ -96,11 +100,13 @@ class Sizes:
 def sizes_of(config: Config, name: str, source: str) -> Sizes:
     """Return the sizes of a model from the content of its config.json.
 
-    A model of a family that `_FAMILIES` lacks is built without weights, on torch's meta device, to count parameters.
+    If `_READERS_BY_FAMILY` lacks the model's family, transformers builds the model without weights, on torch's meta
+    device, to count its parameters.
     """
-    read_family = _FAMILIES.get(str(config.get("model_type")), _build_to_count)
+    read_family = _READERS_BY_FAMILY.get(str(config.get("model_type")), _build_and_count)
     try:
-        return _complete(name, source, read_family(config))
+        return _make_sizes(name, source, read_family(config))
+    # A reader indexes the configuration only by keys that it must have.
     except KeyError as error:
         raise AttnscopeError(
             f"the configuration of {name} does not say {error.args[0]}", _SIZES_HINT
@@ -111,30 +117,33 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
         ) from None
 
 
-def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
-    """Return sizes from options: by default a decoder without biases, with a feed-forward width of 4 · d_model."""
+def sizes_from_options(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
+    """Return sizes from the user's options; `others` are further fields of Sizes.
+
+    By default, the model is a decoder without biases, with a feed-forward width of 4 · d_model.
+    """
     name = f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}"
     fields = {"kind": "decoder", "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, **others}
     if fields.get("vocab_size"):
         fields["unembedding"] = "tied"
-    return _complete(name, "the options given", fields)
+    return _make_sizes(name, "the options given", fields)
 
 
-def _complete(name: str, source: str, fields: Config) -> Sizes:
-    """Return the Sizes of these fields, with defaults for those that are missing or None.
+def _make_sizes(name: str, source: str, fields: Config) -> Sizes:
+    """Return Sizes with these fields; a field that is missing or None gets a default.
 
-    By default every query head has keys and values of its own, and d_head is d_model / n_heads.
+    By default every query head has its own keys and values, and d_head is d_model / n_heads.
     """
     known = {field: value for field, value in fields.items() if value is not None}
     d_model = known["d_model"]
     n_heads = known["n_heads"]
     complete = {"n_kv_heads": n_heads, "d_embedding": d_model, "d_ff": 4 * d_model, **known}
     if "d_head" not in known:
-        complete["d_head"] = _head_width(d_model, n_heads)
+        complete["d_head"] = _divide_width(d_model, n_heads)
     return Sizes(name=name, source=source, **complete)
 
 
-def _head_width(d_model: int, n_heads: int) -> int:
+def _divide_width(d_model: int, n_heads: int) -> int:
     """Return d_model / n_heads; refuse numbers that do not divide."""
     if d_model % n_heads:
         raise AttnscopeError(
@@ -144,10 +153,10 @@ def _head_width(d_model: int, n_heads: int) -> int:
 
 
 def change_sizes(sizes: Sizes, **new_sizes: Any) -> Sizes:
-    """Return sizes with some of them changed, for a hypothetical model; None leaves a size as it is.
+    """Return the sizes of a hypothetical model, with some sizes changed; a new size of None changes nothing.
 
-    If d_model or n_heads changes and d_head is not given, d_head becomes d_model / n_heads. If every query head has its
-    own keys and values, it keeps them.
+    If d_model or n_heads changes and d_head is not given, d_head becomes d_model / n_heads. If n_kv_heads equals
+    n_heads, or d_embedding equals d_model, both change together.
     """
     changes = {}
     for name, value in new_sizes.items():
@@ -155,21 +164,21 @@ def change_sizes(sizes: Sizes, **new_sizes: Any) -> Sizes:
             changes[name] = value
     if not changes:
         return sizes
-    # Change the sizes that depend on others.
+    # Change the sizes that depend on changed sizes.
     d_model = changes.get("d_model", sizes.d_model)
     n_heads = changes.get("n_heads", sizes.n_heads)
     if "d_head" not in changes and ("d_model" in changes or "n_heads" in changes):
-        changes["d_head"] = _head_width(d_model, n_heads)
+        changes["d_head"] = _divide_width(d_model, n_heads)
     if sizes.n_kv_heads == sizes.n_heads:
         changes.setdefault("n_kv_heads", n_heads)
     if sizes.d_embedding == sizes.d_model:
         changes["d_embedding"] = d_model
-    # Say what was changed, and what could not be.
-    changed = ", ".join(f"{name} {value}" for name, value in changes.items())
-    note = f"{sizes.name} with {changed}"
-    if sizes.counted is not None:
+    # Add a note on the changes. Of a counted model, only the sizes of attention are known.
+    change_list = ", ".join(f"{name} {value}" for name, value in changes.items())
+    note = f"{sizes.name} with {change_list}"
+    if sizes.n_parameters is not None:
         note += "; what is no attention is left as it was"
-    return replace(sizes, **changes, counted=None, notes=(*sizes.notes, note))
+    return replace(sizes, **changes, n_parameters=None, notes=(*sizes.notes, note))
 
 
 # Families ---------------------------------------------------------------------------------------------------------
@@ -181,9 +190,9 @@ _BIASES_AND_NORMS = {
     "norm_vectors": 4,
     "norm_vectors_outside": 2,
 }
-"""The fields of BERT and GPT-2: two norms per layer and one outside, each with a gain and a bias."""
+"""Fields of Sizes for BERT and GPT-2: two norms per layer and one outside, each with a gain and a bias."""
 
-_NAMES = {
+_CONFIG_NAMES = {
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
@@ -193,9 +202,9 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_tokens": "max_position_embeddings",
 }
-"""Fields of Sizes → their names in most configurations."""
+"""Fields of Sizes → their names in the configurations of most families."""
 
-_NAMES_OF_GPT2 = {
+_GPT2_CONFIG_NAMES = {
     "d_model": "n_embd",
     "n_layers": "n_layer",
     "n_heads": "n_head",
@@ -206,12 +215,12 @@ _NAMES_OF_GPT2 = {
 }
 
 
-def _bert(config: Config) -> dict[str, Any]:
-    """Return the fields of Sizes that a configuration of BERT's family says."""
-    # `EncoderSettings` fills in what the configuration leaves out.
+def _read_bert(config: Config) -> dict[str, Any]:
+    """Return the fields of Sizes for a configuration of BERT's family."""
+    # `EncoderSettings` fills in settings that the configuration leaves out.
     encoder = EncoderSettings.from_config(config)
     return {
-        **_read_fields(vars(encoder), _NAMES),
+        **_read_fields(vars(encoder), _CONFIG_NAMES),
         **_BIASES_AND_NORMS,
         "kind": "encoder",
         "max_tokens": encoder.max_tokens,
@@ -221,24 +230,24 @@ def _bert(config: Config) -> dict[str, Any]:
     }
 
 
-def _gpt2(config: Config) -> dict[str, Any]:
-    """Return the fields of Sizes that a configuration of GPT-2 says."""
+def _read_gpt2(config: Config) -> dict[str, Any]:
+    """Return the fields of Sizes for a configuration of GPT-2."""
     return {
-        **_read_fields(config, _NAMES_OF_GPT2),
+        **_read_fields(config, _GPT2_CONFIG_NAMES),
         **_BIASES_AND_NORMS,
         "kind": "decoder",
         "unembedding": "tied" if config.get("tie_word_embeddings", True) else "own",
     }
 
 
-def _llama(config: Config) -> dict[str, Any]:
-    """Return the fields of Sizes that a configuration of Llama, Mistral or Qwen2 says."""
-    # Mistral has no biases, Qwen2 has them at Q, K and V only, and Llama has those that its configuration says.
+def _read_llama(config: Config) -> dict[str, Any]:
+    """Return the fields of Sizes for a configuration of Llama, Mistral or Qwen2."""
+    # Mistral has no biases. Qwen2 has biases at Q, K and V only. For Llama, the configuration says which biases it has.
     family = config["model_type"]
     is_llama = family == "llama"
     has_bias = config.get("attention_bias", False)
     return {
-        **_read_fields(config, _NAMES),
+        **_read_fields(config, _CONFIG_NAMES),
         "kind": "decoder",
         "ff_matrices": 3,
         "qkv_bias": family == "qwen2" or (is_llama and has_bias),
@@ -251,12 +260,15 @@ def _llama(config: Config) -> dict[str, Any]:
 
 
 def _read_fields(config: Config, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return fields of Sizes, read by their `names` in a configuration; None where it does not say them."""
+    """Return fields of Sizes, read from a configuration. `names` are field -> key of the configuration.
+
+    A field whose key is missing is None.
+    """
     return {field: config.get(name) for field, name in names.items()}
 
 
-def _build_to_count(config: Config) -> dict[str, Any]:
-    """Return the fields of Sizes that transformers' own classes say, with all parameters counted."""
+def _build_and_count(config: Config) -> dict[str, Any]:
+    """Return the fields of Sizes for any family: build the model by transformers' own classes, and count parameters."""
     import warnings
 
     import torch
@@ -274,14 +286,14 @@ def _build_to_count(config: Config) -> dict[str, Any]:
         raise AttnscopeError(
             f"transformers cannot build a {family}: {first_line(error)[:160]}", _SIZES_HINT
         ) from None
-    # Read the sizes of the part that reads text.
+    # Read the sizes of the text model, which may be a part of a model for pictures and text.
     text_config = built_config.get_text_config()
-    fields = {field: getattr(text_config, name, None) for field, name in _NAMES.items()}
-    # A decoder shows by its attention modules, or by the name of the class that was saved.
+    fields = {field: getattr(text_config, name, None) for field, name in _CONFIG_NAMES.items()}
+    # A decoder is recognised by its attention modules, or by the name of the class that was saved.
     is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
     if built_config.is_encoder_decoder:
         fields["kind"] = "encoder-decoder"
-        # T5 calls them num_decoder_layers, BART decoder_layers.
+        # T5 calls this size num_decoder_layers, BART decoder_layers.
         n_decoder_layers = getattr(text_config, "num_decoder_layers", None)
         fields["n_decoder_layers"] = n_decoder_layers or getattr(text_config, "decoder_layers", None)
     elif is_causal or "CausalLM" in str(config.get("architectures")):
@@ -291,7 +303,7 @@ def _build_to_count(config: Config) -> dict[str, Any]:
     # transformers calls the third matrix of gated feed-forward networks gate_proj.
     is_gated = any(path.endswith("gate_proj") for path, _ in model.named_modules())
     fields["ff_matrices"] = 3 if is_gated else 2
-    # The count contains the embeddings: with a vocab_size they would be added once more.
+    # The count includes the embeddings. With a vocab_size, they would be added a second time.
     fields["vocab_size"] = None
     fields["counted"] = sum(parameter.numel() for parameter in model.parameters())
     fields["notes"] = (
@@ -300,15 +312,16 @@ def _build_to_count(config: Config) -> dict[str, Any]:
     return fields
 
 
-_FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
-    **dict.fromkeys(PREFIXES, _bert),
-    "gpt2": _gpt2,
-    **dict.fromkeys(("llama", "mistral", "qwen2"), _llama),
+# model_type of config.json -> the function that reads its fields of Sizes
+_READERS_BY_FAMILY: dict[str, Callable[[Config], dict[str, Any]]] = {
+    **dict.fromkeys(PREFIXES, _read_bert),
+    "gpt2": _read_gpt2,
+    **dict.fromkeys(("llama", "mistral", "qwen2"), _read_llama),
 }
 
 # Presets ----------------------------------------------------------------------------------------------------------
 
-_TOUVRON = "Touvron et al. 2023 (Llama 2), table 1"
+_LLAMA_SOURCE = "Touvron et al. 2023 (Llama 2), table 1"
 _GPT3_NOTE = "GPT-3 alternates dense with locally banded sparse attention; dense attention is counted"
 
 _GPT2 = {
@@ -344,7 +357,7 @@ PRESETS: dict[str, Sizes] = {
     "gpt3": replace(
         sizes_of(_GPT3, "gpt3", "Brown et al. 2020, table 2.1 (175 B)"), notes=(_GPT3_NOTE,)
     ),
-    "llama-2-7b": sizes_of(_LLAMA_7B, "llama-2-7b", _TOUVRON),
-    "llama-2-70b": sizes_of(_LLAMA_70B, "llama-2-70b", _TOUVRON),
+    "llama-2-7b": sizes_of(_LLAMA_7B, "llama-2-7b", _LLAMA_SOURCE),
+    "llama-2-70b": sizes_of(_LLAMA_70B, "llama-2-70b", _LLAMA_SOURCE),
 }
 """Published models by a short name."""

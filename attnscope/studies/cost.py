@@ -13,7 +13,7 @@ from attnscope.core.plain_torch import with_default_torch
 from attnscope.errors import AttnscopeError, UsageError, amount, require_choice
 from attnscope.models import read_configuration
 from attnscope.models.catalog import resolve
-from attnscope.models.sizes import PRESETS, Sizes, change_sizes, sizes_by_hand, sizes_of
+from attnscope.models.sizes import PRESETS, Sizes, change_sizes, sizes_from_options, sizes_of
 from attnscope.questions.cost import Cost
 from attnscope.results.storage import to_plain
 from attnscope.results.table import Table
@@ -121,7 +121,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
                 "no model is given, nor all of --sizes d_model, n_heads and n_layers",
                 f"presets: {', '.join(PRESETS)}; or a folder, or a Hub id",
             )
-        return sizes_by_hand(**changes)  # type: ignore[arg-type]  # these three are not None
+        return sizes_from_options(**changes)  # type: ignore[arg-type]  # these three are not None
     if spec in PRESETS:
         return change_sizes(PRESETS[spec], **changes)
     try:
@@ -169,7 +169,7 @@ def cost(
     # Parameters: of attention, and of the model as it was counted or as the sum of its parts.
     sheet.add(ATTENTION_PARAMETERS, "parameters", unit="parameters")
     what = "all parameters"
-    if sizes.counted is None:
+    if sizes.n_parameters is None:
         sheet.add(OTHER_PARAMETERS, "parameters", unit="parameters")
         # The projections of one layer are listed, and part of those of all layers.
         total = sheet.sum("parameters") - sheet.facts["projections_per_layer"]
@@ -177,7 +177,7 @@ def cost(
         if not sizes.vocab_size:
             what = "all but the embeddings"
     else:
-        total = sizes.counted
+        total = sizes.n_parameters
         how = "counted in the model, built without weights"
     sheet.put(CostFormula("parameters", what, how), total, "parameters", unit="parameters")
     sheet.add([ATTENTION_SHARE], "parameters", unit="share")

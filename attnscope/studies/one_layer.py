@@ -79,7 +79,7 @@ def read_layer(
     """
     if model is None:
         return _read_example(heads)
-    from attnscope.models.inside.projections import surroundings
+    from attnscope.models.inside.projections import run_with_output_projection
 
     if text is None:
         raise UsageError("no text is given", "a model is looked at on a text")
@@ -90,7 +90,7 @@ def read_layer(
     reading = read(model, Prompt(text) if isinstance(text, str) else text)
     queries, keys = reading.queries_and_keys(layer_key[0])
     batch = reading.batch(model.info.device)
-    around = surroundings(model, batch, layer_key)
+    around = run_with_output_projection(model, batch, layer_key)
     inputs = _inputs_of(around)
     for array in (inputs.Q, inputs.K, inputs.V):
         if not np.isfinite(array).all():

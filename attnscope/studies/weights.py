@@ -29,7 +29,7 @@ from attnscope.core.weights import (
 )
 from attnscope.models.info import run_facts
 from attnscope.models.inside.projections import hooks
-from attnscope.models.inside.stream import ResidualStream, stream_of
+from attnscope.models.inside.stream import ResidualStream, read_stream_weights
 from attnscope.models.model import Batch, Model
 from attnscope.questions.weights import (
     INPUT_LETTERS,
@@ -83,7 +83,7 @@ def weights(
     Raises:
         AttnscopeError: It is not known where the model keeps the weights of its heads.
     """
-    stream = stream_of(model)
+    stream = read_stream_weights(model)
     with torch.no_grad():
         return _WeightsReader(model, stream, options or WeightsOptions()).study(report)
 
@@ -162,7 +162,7 @@ class _WeightsReader:
         for n_done, attention in enumerate(attentions, 1):
             layers += [attention.layer] * attention.n_heads
             heads += range(attention.n_heads)
-            maps = attention.maps(centres=self._is_centred)
+            maps = attention.stream_maps(centres=self._is_centred)
             rows = self._rows_by_layer[attention.layer]
             if self._vocabulary is not None:
                 self._add_scores(self._vocabulary, maps, rows)

@@ -60,7 +60,7 @@ from attnscope.models.hf.survey import AttentionSurvey, SurveyCache
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_known_ids, require_length, require_seam
-from attnscope.models.inside.tape import ResumableRun, blocks_of
+from attnscope.models.inside.tape import ResumableRun, find_blocks
 from attnscope.models.locks import lock_model
 from attnscope.models.model import Batch, LossKind, MixedLengthsError, Model, Outputs, WeightSlice
 
@@ -316,7 +316,7 @@ class HuggingFaceModel(Model):
                 ]
             return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last, plan)
 
-        return ResumableRun(forward, batch, blocks_of(self.base, self.survey.plan) if resumes else [])
+        return ResumableRun(forward, batch, find_blocks(self.base, self.survey.plan) if resumes else [])
 
     def expect(self, inputs: Mapping[str, Any], n_tokens: int) -> None:
         """Make later runs on a main input of this shape fail if a layer does not attend to `n_tokens` tokens."""
@@ -385,7 +385,7 @@ class HuggingFaceModel(Model):
         for module, layer_keys in self.survey.plan.items():
             self_attentions = [(kind, layer) for kind, layer in layer_keys if kind != "cross"]
             if self_attentions:
-                for block in blocks_of(self.base, [module]):
+                for block in find_blocks(self.base, [module]):
                     n_attentions[block] += 1
                     blocks |= dict.fromkeys(self_attentions, block)
         return {layer_key: block for layer_key, block in blocks.items() if n_attentions[block] == 1}
@@ -501,8 +501,8 @@ def can_resume(rerun: ResumableRun, base: PreTrainedModel) -> bool:
             factors = torch.ones(2, call.n_heads)
             factors[1, 0] = 0
             gate = HeadGate({layer_key: factors})
-            resumed = rerun.again(gate, first=rerun.block([layer_key]), times=2)
-            full = rerun.again(gate, first=0, times=2)
+            resumed = rerun.run_from(gate, first_block=rerun.first_block_of([layer_key]), n_copies=2)
+            full = rerun.run_from(gate, first_block=0, n_copies=2)
             for actual, expected in ((resumed.hidden, full.hidden), (resumed.logits, full.logits)):
                 # The name "hidden" makes logits be compared like hidden states, relative to the largest one.
                 if actual is not None and expected is not None:

@@ -26,11 +26,11 @@ from attnscope.models.hf.seam import run_with_probe
 from attnscope.models.hf.survey import AttentionSurvey
 from attnscope.models.inside.projections import (
     ROLES,
-    OutputWatch,
+    OutputProjectionFinder,
     Role,
     hooks,
     is_transposed,
-    linear_maps,
+    list_linear_maps,
 )
 from attnscope.models.model import WeightSlice
 
@@ -154,12 +154,12 @@ def _trace(
     """
     outputs_by_module: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
-    watch = OutputWatch()
+    watch = OutputProjectionFinder()
 
     def cut_graph(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         """Make the output of a linear map a leaf of autograd's graph. This is a forward hook."""
         # `watch` finds out which linear map reads the output of an attention.
-        watch.look(module, inputs, output)
+        watch.check_linear_map(module, inputs, output)
         n_calls[module] += 1
         outputs_by_module[module] = output.detach().requires_grad_()
         # Some models write into the output of a projection, which autograd forbids for a leaf. So return a copy.
@@ -167,20 +167,20 @@ def _trace(
 
     # `make_examples` returns a batch of two inputs, and the second of them alone.
     inputs = {**make_examples(base)[1], **survey.extras}
-    with torch.enable_grad(), hooks(linear_maps([base]), cut_graph):
+    with torch.enable_grad(), hooks(list_linear_maps([base]), cut_graph):
         run_with_probe(base, inputs, survey.plan, watch)
         heads_by_layer_key = {
             layer_key: _heads_of(watch.calls[layer_key], outputs_by_module) for layer_key in heads
         }
     # If a projection runs twice, its rows serve several heads.
-    projections = set(watch.modules.values())
+    projections = set(watch.output_projections.values())
     for head in itertools.chain(*heads_by_layer_key.values()):
         projections |= {
             module for module, used_features in head.features_by_module.items() if used_features.any()
         }
     if any(n_calls[module] > 1 for module in projections):
         raise _make_error(f"layers of {base.config.model_type} share their weights")
-    return heads_by_layer_key, watch.modules
+    return heads_by_layer_key, watch.output_projections
 
 
 def _heads_of(

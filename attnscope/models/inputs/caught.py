@@ -198,8 +198,8 @@ class CaughtModule:
         supports_sdpa = all(transformer._supports_sdpa for transformer in transformers)
         self._implementation = "sdpa" if supports_sdpa else _SDPA_WITH_EAGER_MASKS
 
-    def run(self, sample: inspect.BoundArguments, probe: Probe) -> Tensor:
-        """Run the module on the arguments `sample`; the probe computes the attentions that are shown.
+    def run(self, bound_inputs: inspect.BoundArguments, probe: Probe) -> Tensor:
+        """Run the module on the arguments `bound_inputs`; the probe computes the attentions that are shown.
 
         Returns:
             The first tensor of floats in the module's output.
@@ -217,7 +217,7 @@ class CaughtModule:
                 return attend(call)
             return probe(replace(call, kind=layer_key[0], layer=layer_key[1]))
 
-        outputs = _find_float_tensors(self._forward(sample, handle_attention))
+        outputs = _find_float_tensors(self._forward(bound_inputs, handle_attention))
         if remaining_plan:
             raise self._make_plan_error(remaining_plan[0][0])
         if not outputs or not outputs[0].ndim or not outputs[0].numel():
@@ -237,7 +237,7 @@ class CaughtModule:
             "give inputs on which it always takes the same way",
         )
 
-    def trace(self, sample: inspect.BoundArguments, *, check: bool = True) -> list[TracedCall]:
+    def trace(self, bound_inputs: inspect.BoundArguments, *, check: bool = True) -> list[TracedCall]:
         """Run the module, and return its attentions in the order of computation.
 
         With `check`, each attention is compared with torch's own function, and the module's output with that of a run
@@ -264,18 +264,18 @@ class CaughtModule:
             )
             return output
 
-        outputs = _find_float_tensors(self._forward(sample, handle_attention))
+        outputs = _find_float_tensors(self._forward(bound_inputs, handle_attention))
         # A module may draw random numbers even in eval mode, by a dropout of its own. Run it with another seed, so that
         # its output then differs.
         if check and calls:
             with self._prepare_run(None, seed=1):
-                own_outputs = _find_float_tensors(self.module(*sample.args, **sample.kwargs))
+                own_outputs = _find_float_tensors(self.module(*bound_inputs.args, **bound_inputs.kwargs))
             message = "self-check: the module's output differs from its own with attention at the seam"
             for output, own_output in zip(outputs, own_outputs, strict=True):
                 _require_equal(message, output, own_output, len(calls))
         return calls
 
-    def _forward(self, sample: inspect.BoundArguments, handler: Handler) -> Any:
+    def _forward(self, bound_inputs: inspect.BoundArguments, handler: Handler) -> Any:
         """Run the module, let a handler compute each of its attentions, and return the module's output."""
         mode = _AttentionMode(handler)
         paths = {module: path for path, module in self.module.named_modules()}
@@ -292,7 +292,7 @@ class CaughtModule:
             hooks(paths, leave),
             mode,
         ):
-            return self.module(*sample.args, **sample.kwargs)
+            return self.module(*bound_inputs.args, **bound_inputs.kwargs)
 
     @contextlib.contextmanager
     def _prepare_run(self, implementation: str | None, seed: int = 0) -> Iterator[None]:

@@ -1,13 +1,16 @@
 """Split the scores of an attention by the parts of the model that wrote what its queries and keys read.
 
 A part is an earlier head, a feed-forward network, an embedding or the biases. A query is a sum over parts: what each
-wrote to the residual stream, through the frozen norms, the projection and the rotary turn. So is a key. A score is the
-product of the two sums.
+part wrote to the residual stream, passed through the frozen norms, the projection and the rotary position embedding. So
+is a key. A score is the product of the two sums.
 
-To see the sums, a model runs with autograd so that gradients flow only along the stream and through its norms. What
-each part writes is a leaf of autograd's graph. Norms are linear once the length that they divide by is frozen. So a
-query is a sum over leaves, each times its slope (the derivative of the query by the leaf). Which ways the stream takes
-from a leaf to the query need not be known.
+To see the sums, a model runs with autograd, and gradients flow only along the stream and through its norms. The output
+of each part is a leaf of autograd's graph. A norm is linear once the length that it divides by is frozen. So a query is
+a sum over leaves, each multiplied by the gradient of the query with respect to it. The paths of the stream from a leaf
+to the query need not be known.
+
+The *seam* is the one function that computes every attention of a model. A *layer key* names one attention,
+(kind, layer), such as ("decoder", 3).
 
 Source: Elhage et al. 2021, "QK circuits"; frozen norms as in direct logit attribution.
 """
@@ -26,19 +29,19 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import (
     Inputs,
     NamedInputs,
-    OutputWatch,
-    first_tensor,
+    OutputProjectionFinder,
+    first_input_tensor,
+    has_no_children,
     hooks,
-    is_leaf,
-    linear_maps,
-    modules_of,
+    list_linear_maps,
+    list_modules,
 )
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
 from attnscope.results.table import Floats
 
-_SLOPES_AT_ONCE = 2**22
-"""The most elements of slopes that are in memory at once, for each leaf: 16 MiB as float32."""
+_MAX_GRADIENT_ELEMENTS = 2**22
+"""The most elements of gradients that are in memory at once, for each leaf: 16 MiB as float32."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class ModelPart:
     name: str
     # "head", "MLP", "embedding" or "bias"
     kind: str
-    # The number of its layer; -1 = it belongs to none
+    # The number of its layer; -1 = the part belongs to no layer
     layer: int = -1
     # The number of the head in its layer; -1 = the part is no head
     head: int = -1
@@ -57,13 +60,13 @@ class ModelPart:
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """A leaf of autograd's graph: what one part, or all heads of a layer, add in a run."""
+    """A leaf of autograd's graph: what one part, or all heads of a layer, add to the stream in a run."""
 
-    # One part; or all heads of a layer, which the second axis of the tensors runs over
+    # One part; or all heads of a layer, along axis 1 of the two tensors
     parts: tuple[ModelPart, ...]
-    # The tensor that the run goes on with. Slopes are derivatives by it
+    # The tensor that the run continues with, and that gradients are taken with respect to
     tensor: Tensor
-    # What the parts add, of the same shape: the same tensor, or a bias where `tensor` is 0
+    # What the parts add, of the same shape: `tensor` itself; or for a bias, the bias, while `tensor` is 0
     value: Tensor
 
 
@@ -79,7 +82,7 @@ class ScoreRun:
         call: The call of the attention; gradients flow to its queries and keys.
 
     Raises:
-        AttnscopeError: What heads write cannot be told apart, or the model keeps no gradients.
+        AttnscopeError: The output projection of a layer was not found, or the model keeps no gradients.
     """
 
     call: AttentionCall
@@ -90,43 +93,44 @@ class ScoreRun:
         self._batch = batch
         self._layer_key = layer_key
         self._leaves: list[_Leaf] = []
-        # The layer key of the attention that ran last
+        # The layer key of the attention that ran last, with a default for modules that run before any attention
         self._latest: LayerKey = ("encoder", 0)
-        self._layer_keys = _places_of_modules(model)
-        modules = modules_of(model.modules())
-        linear = set(linear_maps(modules))
-        self._projections, outputs = _projections_and_outputs(model)
-        # All other linear maps in blocks belong to feed-forward networks. So do modules whose weight has 3 axes: it
-        # holds the maps of several experts.
-        branches = (linear & self._layer_keys.keys()) - outputs - self._projections
+        self._layer_keys = _layer_keys_by_module(model)
+        modules = list_modules(model.modules())
+        linear = set(list_linear_maps(modules))
+        self._projections, output_projections = _find_projections(model)
+        # All other linear maps in blocks belong to feed-forward networks (MLPs). So do modules whose weight has 3 axes,
+        # which are the linear maps of several experts.
+        mlp_maps = (linear & self._layer_keys.keys()) - output_projections - self._projections
         for module in self._layer_keys:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
-                branches.add(module)
-        # Measure every module without children: what acts as a norm is one.
+                mlp_maps.add(module)
+        # Test every module without children: it is a norm if it computes a LayerNorm or RMSNorm.
         self._norms: dict[nn.Module, Norm] = {}
-        for module in filter(is_leaf, modules):
+        for module in filter(has_no_children, modules):
             norm = measure_norm(module)
             if norm is not None:
                 self._norms[module] = norm
-        # Of projections and output projections, the bias alone is a part. The unembedding does not write to the stream.
-        other_maps = linear - branches - {model.unembedding()}
-        # Run the model; what each part adds to the stream becomes a leaf.
+        # Projections and output projections stay linear, and only their bias is a part. The unembedding does not write
+        # to the stream.
+        other_maps = linear - mlp_maps - {model.unembedding()}
+        # Run the model. The hooks make the output of each part a leaf.
         first_blocks = [block for layer_key, block in model.blocks().items() if layer_key[1] == 0]
         embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
         with (
             torch.enable_grad(),
-            hooks(branches, self._cut_branch),
-            hooks(embeddings, self._cut_embedding),
-            hooks(first_blocks, self._cut_input, before=True),
+            hooks(mlp_maps, self._detach_mlp_map),
+            hooks(embeddings, self._detach_embedding),
+            hooks(first_blocks, self._detach_input, before=True),
             hooks(self._norms, self._freeze_norm),
             hooks(other_maps, self._split_bias),
         ):
             model.run(batch, self._observe)
 
     def vectors(self, tensor: Tensor, head: int, weights: Floats) -> dict[ModelPart, Floats]:
-        """Return what each part adds to the weighted sum of a head's queries, or keys, over tokens, (d_head,).
+        """Return what each part adds to a weighted sum over tokens of one head's queries or keys, (d_head,) each.
 
-        Parts on which the queries or keys do not depend are left out.
+        Parts that the queries or keys do not depend on are left out.
 
         Args:
             tensor: The queries or keys of `call`, (1, head, token, d_head).
@@ -135,13 +139,13 @@ class ScoreRun:
         """
         with torch.enable_grad():
             total = torch.from_numpy(weights).to(tensor) @ tensor[0, head]  # (d_head,)
-        # Each selector picks one element of the sum. Slopes are taken of so many elements at once as memory allows.
-        n_at_once = max(1, _SLOPES_AT_ONCE // tensor.numel())
+        # Each selector is 1 at one element of the sum. Gradients of several elements are computed at once.
+        chunk_size = max(1, _MAX_GRADIENT_ELEMENTS // tensor.numel())
         selectors = torch.eye(len(total), dtype=tensor.dtype, device=tensor.device)
         tensors = [leaf.tensor for leaf in self._leaves]
         vectors: dict[ModelPart, Floats] = {}
-        for start in range(0, len(total), n_at_once):
-            chunk = selectors[start : start + n_at_once]
+        for start in range(0, len(total), chunk_size):
+            chunk = selectors[start : start + chunk_size]
             gradients = torch.autograd.grad(
                 total,
                 tensors,
@@ -150,80 +154,87 @@ class ScoreRun:
                 allow_unused=True,
                 is_grads_batched=True,
             )
-            for leaf, slopes in zip(self._leaves, gradients, strict=True):
-                if slopes is None:
+            for leaf, gradient in zip(self._leaves, gradients, strict=True):
+                # None = the sum does not depend on this leaf.
+                if gradient is None:
                     continue
-                # (element, *shape of the leaf) -> (element, part)
-                products = in_float64(leaf.value.detach()) * in_float64(slopes)
+                # (element, *shape of the leaf) -> (element, part): axis 1 of the leaf is heads, if there are several.
+                products = in_float64(leaf.value.detach()) * in_float64(gradient)
                 sums = products.reshape(len(chunk), len(leaf.parts), -1).sum(2)
                 for part, elements in zip(leaf.parts, sums.T, strict=True):
                     vector = vectors.setdefault(part, np.zeros(len(total)))
-                    vector[start : start + n_at_once] += elements.cpu().numpy()
+                    vector[start : start + chunk_size] += elements.cpu().numpy()
         return vectors
 
     # Hooks that make leaves -----------------------------------------------------------------------------------------
 
     def _add_leaf(self, tensor: Tensor, *parts: ModelPart, value: Tensor | None = None) -> Tensor:
-        """Return a tensor as a leaf, for the run to go on with; `value` is what the parts add, if not the tensor."""
+        """Return a tensor as a leaf of autograd's graph; the run continues with it.
+
+        `value` is what the parts add to the stream; None = the tensor itself.
+        """
         leaf = tensor.detach().requires_grad_()
         self._leaves.append(_Leaf(parts, leaf, leaf if value is None else value))
         return leaf
 
     def _observe(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and make the outputs of its heads a leaf; the probe at the seam."""
+        """Compute an attention, and make the outputs of its heads a leaf. This is the hook at the seam."""
         self._latest = (call.kind, call.layer)
         if self._latest == self._layer_key:
             self.call = call
         with torch.no_grad():
             output = attend(call)
-        # One leaf for all heads of the layer: (1, head, query, d_value).
+        # All heads of the layer share a leaf, (1, head, query, d_value).
         name = self._name_layer(call.kind, call.layer)
         parts = [ModelPart(f"{name}H{head}", "head", call.layer, head) for head in range(call.n_heads)]
         return self._add_leaf(output, *parts)
 
     def _name_layer(self, kind: str, layer: int) -> str:
-        """Return the name of a layer, such as "L3"; with the kind of attention where a model has several."""
+        """Return the name of a layer, such as "L3", or "cross L3" in a model with several kinds of attention."""
         return f"{kind} L{layer}" if len(self._model.info.kinds) > 1 else f"L{layer}"
 
-    def _cut_branch(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """Make the output of a map of a feed-forward network a leaf; the hook after it."""
-        # Decoder and cross-attention may share a block: the name is that of the first kind in the alphabet. A module
-        # that several layers share belongs to the layer whose attention ran last.
+    def _detach_mlp_map(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """Make the output of a map of a feed-forward network a leaf. This is a forward hook."""
+        # A block may have decoder attention and cross-attention: name the part by the alphabetically first kind. If
+        # several layers share a module, name it by the attention that ran last.
         layer_keys = self._layer_keys[module]
         layers = {layer for _, layer in layer_keys}
         kind, layer = min(layer_keys) if len(layers) == 1 else self._latest
         return self._add_leaf(output, ModelPart(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
 
-    def _cut_embedding(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
-        """Make the output of an embedding a leaf; the hook after it."""
-        name = _name_embedding(first_tensor(inputs), output, self._batch)
+    def _detach_embedding(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
+        """Make the output of an embedding a leaf. This is a forward hook."""
+        name = _name_embedding(first_input_tensor(inputs), output, self._batch)
         return self._add_leaf(output, ModelPart(name, "embedding"))
 
-    def _cut_input(self, module: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
-        """Make the hidden states that enter the first layer a leaf, if no embedding is one; the hook before its block.
+    def _detach_input(self, module: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
+        """Make the hidden states that enter the first block a leaf, unless embeddings are leaves already.
 
-        They are one where embeddings are no modules.
+        A model whose embeddings are no nn.Embedding needs this. It is a forward pre-hook.
         """
-        hidden = first_tensor(inputs, named)
+        hidden = first_input_tensor(inputs, named)
+        # Hidden states that depend on a leaf require gradients.
         if hidden is not None and not hidden.requires_grad:
             part = ModelPart("embeddings", "embedding")
             self._leaves.append(_Leaf((part,), hidden.requires_grad_(), hidden))
 
     def _freeze_norm(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
-        """Compute a norm with its length frozen, so that it is linear; the hook after it."""
+        """Recompute a norm with its length frozen, so that it is linear. This is a forward hook."""
         norm = self._norms[module]
         bias = norm.bias.to(output)
         scaled = norm.centre(inputs[0]) * norm.gain.to(inputs[0])
         # output - bias = scaled / length: find 1 / length, (…, 1), by least squares, without gradient.
         actual = (output - bias).detach()
-        fixed = scaled.detach()
-        factor = (actual * fixed).sum(-1, keepdim=True) / fixed.square().sum(-1, keepdim=True)
+        regressor = scaled.detach()
+        factor = (actual * regressor).sum(-1, keepdim=True) / regressor.square().sum(-1, keepdim=True)
+        # 0 / 0 is NaN: the input was constant, and then `scaled` is 0.
         return self._split_bias(module, inputs, scaled * factor.nan_to_num(0) + bias)
 
     def _split_bias(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """Make a module's bias a leaf; the hook after the module.
+        """Make a module's bias a leaf. This is a forward hook.
 
-        The output holds the bias already. So the tensor of the leaf is 0, and its value is the bias.
+        The output includes the bias already. So the leaf's tensor is 0, only to receive gradients, and its value is the
+        bias.
         """
         bias = self._norms[module].bias if module in self._norms else getattr(module, "bias", None)
         if bias is None:
@@ -233,8 +244,11 @@ class ScoreRun:
         return output + self._add_leaf(torch.zeros_like(output), ModelPart(name, "bias"), value=value)
 
 
-def _places_of_modules(model: Model) -> dict[nn.Module, set[LayerKey]]:
-    """Return the layer keys of the attentions in the blocks of each module. Modules outside of blocks are left out."""
+def _layer_keys_by_module(model: Model) -> dict[nn.Module, set[LayerKey]]:
+    """Return the layer keys of the attentions in whose blocks a module lies, by module.
+
+    Modules outside of all blocks are left out.
+    """
     layer_keys: dict[nn.Module, set[LayerKey]] = {}
     for layer_key, block in model.blocks().items():
         for module in block.modules():
@@ -242,53 +256,55 @@ def _places_of_modules(model: Model) -> dict[nn.Module, set[LayerKey]]:
     return layer_keys
 
 
-def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Module]]:
-    """Return the projections W_Q, W_K and W_V, which run in a block before its attention, and the output projections.
+def _find_projections(model: Model) -> tuple[set[nn.Module], set[nn.Module]]:
+    """Return the modules of W_Q, W_K and W_V, and the modules of W_O, of all attentions.
+
+    The projections W_Q, W_K and W_V are the linear maps that run in a block before its attention.
 
     Raises:
-        AttnscopeError: The output projection of an attention cannot be found.
+        AttnscopeError: The output projection W_O of an attention cannot be found.
     """
-    watch = OutputWatch()
-    # The linear maps that have run in the block that runs now
+    finder = OutputProjectionFinder()
+    # The linear maps that have run so far in the current block
     ran_in_block: list[nn.Module] = []
     projections: set[nn.Module] = set()
 
     def observe(call: AttentionCall) -> Tensor:
         projections.update(ran_in_block)
-        return watch(call)
+        return finder(call)
 
-    maps = linear_maps(model.modules())
+    maps = list_linear_maps(model.modules())
     with (
         torch.no_grad(),
         hooks(maps, lambda module, *_: ran_in_block.append(module)),
-        hooks(maps, watch.look),
+        hooks(maps, finder.check_linear_map),
         hooks(model.blocks().values(), lambda *_: ran_in_block.clear(), before=True),
     ):
         model.run(example_batch(model), observe)
-    if len(watch.modules) < len(watch.calls):
+    if len(finder.output_projections) < len(finder.calls):
         raise AttnscopeError(
             f"no linear map of {model.info.name} is fed just what the heads of every layer put out: what they "
             "write cannot be told apart",
             "its effect can still be seen: attnscope ablate",
         )
-    outputs = set(watch.modules.values())
-    return projections - outputs, outputs
+    output_projections = set(finder.output_projections.values())
+    return projections - output_projections, output_projections
 
 
 def _name_embedding(ids: Tensor | None, output: Tensor, batch: Batch) -> str:
     """Return the name of an embedding, "tokens", "positions" or "segments", by its input and output.
 
-    An embedding that reads the token ids is that of tokens. One whose output, (…, token, d_model), differs between all
-    neighbouring tokens is that of positions. Any other is that of segments.
+    The token embedding reads the token ids. The position embedding's output, (…, token, d_model), differs between all
+    neighbouring tokens. Any other embedding is taken for that of segments.
     """
     if ids is not None and torch.equal(ids, batch.ids.to(ids.device)):
         return "tokens"
-    differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)  # (…, token - 1)
-    return "positions" if differs.all() else "segments"
+    has_changed = (output[..., 1:, :] != output[..., :-1, :]).any(-1)  # (…, token - 1)
+    return "positions" if has_changed.all() else "segments"
 
 
 def require_gradients(model: Model) -> None:
-    """Raise AttnscopeError for a model whose weights were made in inference mode: no gradients flow through it."""
+    """Raise AttnscopeError for a model whose weights were made in inference mode: autograd cannot use them."""
     if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
         raise AttnscopeError(
             f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",

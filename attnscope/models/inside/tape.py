@@ -1,7 +1,11 @@
-"""Run a batch once, and run it again from a later block on: the blocks before it return their recorded outputs.
+"""Cache the outputs of a model's blocks (its transformer layers) in one run, and resume later runs from any block.
 
-If only a late layer changes, earlier layers need not be computed again. The forward of the network is not changed, so
-all that must be known is which modules its blocks are.
+A later run changes some attentions, for example by removing a head. If the first change lies in block 7, blocks 0 to 6
+would compute the same as before. So these blocks return their cached outputs instead. For that, the `forward` of each
+block is replaced while a run lasts; the forward of the network around the blocks runs as ever.
+
+The *seam* is the one function that computes every attention of a model. A *probe* is a hook there: it gets an
+`AttentionCall`, and returns the outputs of its heads.
 """
 
 import contextlib
@@ -23,29 +27,31 @@ if TYPE_CHECKING:
 
 
 Forward = Callable[..., Any]
-"""The forward of a module, or a function that is called in its place."""
+"""The forward of a module, or a function that is called instead of it."""
 
-LOGITS_AT_ONCE = 2**25
-"""The most logits (tokens times vocabulary) in a pass that runs several copies of a batch: 128 MiB as float32."""
+MAX_PASS_LOGITS = 2**25
+"""The most logits (tokens times vocabulary) in a forward pass with several copies of a batch: 128 MiB as float32."""
 
 
 class ResumableRun:
-    """A batch that was run once, and can be run again from any block on.
+    """A batch that was run once without changes (the clean run), and can be run again from any block on.
 
-    The outputs of all blocks stay in memory, so the batch must be small. Without blocks everything is computed again.
+    The outputs of all blocks stay in memory, so the batch must be small. A model without known blocks is computed from
+    its start each time.
 
     Args:
-        forward: Runs a batch: (batch, probe, layer key -> number of the block that holds the attention, number of the
-            first block to compute) -> outputs. The third is empty in the first run.
+        forward: Runs a batch. It gets the batch, the probe, the number of the block that holds each attention (by layer
+            key; empty in the clean run), and the number of the first block to compute.
         batch: The batch.
         blocks: The blocks of the network, in order, each once.
 
     Attributes:
-        whole: The outputs of the first run, in which nothing is changed.
-        calls: The calls that reached the seam in the first run, by layer key, (kind, layer).
+        clean_outputs: The outputs of the clean run.
+        calls: The calls that reached the seam in the clean run, by layer key, (kind, layer).
         are_finite: Kind -> layer -> whether the queries and keys of each text are finite, (batch,).
-        start: The first token that later runs compute. Changes must not reach the tokens before it, so it is 0 unless
-            the model is a decoder. Whoever sets it must check that a run without changes gives `whole`.
+        first_token: The first token that later runs compute. Changes must not reach the tokens before it, so it is 0
+            unless the model is a decoder. Code that sets it must check that a later run without changes returns
+            `clean_outputs`.
     """
 
     def __init__(
@@ -56,33 +62,35 @@ class ResumableRun:
     ) -> None:
         self._forward = forward
         self._batch = batch
-        self._tape = BlockOutputs(blocks, *batch.ids.shape)
-        self._block_of: dict[LayerKey, int] = {}
+        self._cache = BlockOutputs(blocks, *batch.ids.shape)
+        self._block_by_layer_key: dict[LayerKey, int] = {}
         self.are_finite: dict[Kind, dict[int, Tensor]] = {}
-        self.start = 0
+        self.first_token = 0
         self.calls: dict[LayerKey, AttentionCall] = {}
 
         def observe(call: AttentionCall) -> Tensor:
             layer_key = (call.kind, call.layer)
-            if self._tape.current is not None:
-                self._block_of[layer_key] = self._tape.current
+            # An attention outside of all blocks gets no entry.
+            if self._cache.current_block is not None:
+                self._block_by_layer_key[layer_key] = self._cache.current_block
             self.are_finite.setdefault(call.kind, {})[call.layer] = find_finite_texts(call)
-            # A network may write into its queries, keys and values later.
+            # Copy the tensors: a network may later write into its queries, keys and values.
             copies: Any = {name: getattr(call, name).clone() for name in ("query", "key", "value")}
             self.calls[layer_key] = replace(call, **copies)
             return attend(call)
 
-        with self._tape.record():
-            self.whole = forward(batch, observe, {}, 0)
+        with self._cache.record():
+            self.clean_outputs = forward(batch, observe, {}, 0)
 
-    def block(self, layer_keys: Iterable[LayerKey]) -> int:
+    def first_block_of(self, layer_keys: Iterable[LayerKey]) -> int:
         """Return the number of the first block that must be computed again if these attentions change."""
-        return min((self._block_of.get(layer_key, 0) for layer_key in layer_keys), default=0)
+        # An attention outside of all blocks may feed any block. So then block 0 is the first.
+        return min((self._block_by_layer_key.get(layer_key, 0) for layer_key in layer_keys), default=0)
 
-    def plan(
+    def plan_passes(
         self, changes: Iterable[Iterable[LayerKey]], max_pass_tokens: int
     ) -> Iterator[tuple[int, list[int]]]:
-        """Divide changes of the batch into passes. A pass runs one copy of the batch for each of its changes.
+        """Divide changes of the batch into forward passes. A pass runs one copy of the batch for each of its changes.
 
         Args:
             changes: For each change, the layer keys of the attentions that it changes.
@@ -91,59 +99,68 @@ class ResumableRun:
         Yields:
             The number of the first block that a pass must compute, and the indices of its changes.
         """
-        # Changes with the same first block go together.
+        # Changes with the same first block share passes.
         changes_by_block: dict[int, list[int]] = {}
-        for change, layer_keys in enumerate(changes):
-            changes_by_block.setdefault(self.block(layer_keys), []).append(change)
-        # The tokens and the logits of a pass both limit how many changes it runs.
-        n_per_pass = max_pass_tokens // self._batch.ids[:, self.start :].numel()
-        if self.whole.logits is not None:
-            n_per_pass = min(n_per_pass, LOGITS_AT_ONCE // self.whole.logits.numel())
+        for change_index, layer_keys in enumerate(changes):
+            changes_by_block.setdefault(self.first_block_of(layer_keys), []).append(change_index)
+        # Both the tokens and the logits limit how many changes fit into a pass. The logits of the clean run are at
+        # least as many as those of a copy, since a copy may leave out early tokens.
+        n_per_pass = max_pass_tokens // self._batch.ids[:, self.first_token :].numel()
+        if self.clean_outputs.logits is not None:
+            n_per_pass = min(n_per_pass, MAX_PASS_LOGITS // self.clean_outputs.logits.numel())
         n_per_pass = max(1, n_per_pass)
-        for block, indices in changes_by_block.items():
-            for first in range(0, len(indices), n_per_pass):
-                yield block, indices[first : first + n_per_pass]
+        for first_block, change_indices in changes_by_block.items():
+            for offset in range(0, len(change_indices), n_per_pass):
+                yield first_block, change_indices[offset : offset + n_per_pass]
 
-    def again(self, probe: Probe, first: int = 0, times: int = 1) -> "Outputs":
-        """Run copies of the batch again, one after the other along its first axis, and return their outputs.
+    def run_from(self, probe: Probe, first_block: int = 0, n_copies: int = 1) -> "Outputs":
+        """Run copies of the batch from a block on, and return their outputs, with the copies one after the other.
 
         Args:
-            probe: What computes the attention of the blocks that are run.
-            first: The number of the first block to run; those before return what they returned in the first run.
-            times: The number of copies.
+            probe: Computes the attention of the blocks that run.
+            first_block: The number of the first block to run; earlier blocks return their outputs of the clean run.
+            n_copies: The number of copies.
         """
-        if self.start:
-            probe = self._with_earlier_tokens(probe, times)
-        with self._tape.play(first, times, self.start):
-            return self._forward(self._batch.repeat(times), probe, self._block_of, first)
+        if self.first_token:
+            probe = self._prepend_clean_tokens(probe, n_copies)
+        with self._cache.play(first_block, n_copies, self.first_token):
+            return self._forward(
+                self._batch.repeat(n_copies), probe, self._block_by_layer_key, first_block
+            )
 
-    def _with_earlier_tokens(self, probe: Probe, times: int) -> Probe:
-        """Return a probe that gets the tokens from `start` on, and hands `probe` the earlier ones too, as recorded."""
+    def _prepend_clean_tokens(self, probe: Probe, n_copies: int) -> Probe:
+        """Return a probe for a model that computes only the tokens from `first_token` on.
+
+        It puts the queries, keys and values that earlier tokens had in the clean run before the new ones, gives the
+        whole to `probe`, and returns the outputs of the new tokens.
+        """
 
         def repeat(tensor: Tensor | None) -> Tensor | None:
             """Repeat a mask or a bias, (text or 1, head or 1, query, key), for the copies of the batch."""
             if tensor is None or len(tensor) == 1:
                 return tensor
-            return tensor.repeat(times, 1, 1, 1)
+            return tensor.repeat(n_copies, 1, 1, 1)
 
-        def complete(call: AttentionCall) -> Tensor:
-            recorded = self.calls[call.kind, call.layer]
-            # An attention that lies in no block always gets all tokens.
-            if call.query.shape[2] == recorded.query.shape[2]:
+        def attend_to_all_tokens(call: AttentionCall) -> Tensor:
+            clean_call = self.calls[call.kind, call.layer]
+            # An attention outside of all blocks gets all tokens already.
+            if call.query.shape[2] == clean_call.query.shape[2]:
                 return probe(call)
-            whole: dict[str, Any] = {"mask": repeat(recorded.mask), "bias": repeat(recorded.bias)}
+            fields: dict[str, Any] = {"mask": repeat(clean_call.mask), "bias": repeat(clean_call.bias)}
             for name in ("query", "key", "value"):
-                earlier = getattr(recorded, name)[:, :, : self.start]  # (text, head, token, width)
-                whole[name] = torch.cat([earlier.repeat(times, 1, 1, 1), getattr(call, name)], 2)
-            return probe(replace(recorded, **whole))[:, :, self.start :]
+                earlier = getattr(clean_call, name)[
+                    :, :, : self.first_token
+                ]  # (text, head, token, width)
+                fields[name] = torch.cat([earlier.repeat(n_copies, 1, 1, 1), getattr(call, name)], 2)
+            return probe(replace(clean_call, **fields))[:, :, self.first_token :]
 
-        return complete
+        return attend_to_all_tokens
 
 
 class BlockOutputs:
-    """The recorded outputs of blocks in one forward pass, in the order of their calls.
+    """A cache of what blocks returned in one forward pass, in the order of their calls.
 
-    While a thread records or plays, it has its turn with the model (see `lock_model`), and the blocks' own forwards are
+    While a thread records or plays back, it holds the model's lock (see `lock_model`), and the blocks' own forwards are
     replaced. Calls of the blocks from other threads run unchanged.
 
     Args:
@@ -152,7 +169,8 @@ class BlockOutputs:
         n_tokens: The number of their tokens, padding included.
 
     Attributes:
-        current: The number of the block that runs while the tape records, by the order of calls; None between blocks.
+        current_block: The number of the block that runs in the pass that is recorded, by the order of calls; None
+            between blocks.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], n_texts: int, n_tokens: int) -> None:
@@ -160,95 +178,100 @@ class BlockOutputs:
         self._n_texts = n_texts
         self._n_tokens = n_tokens
         self._outputs: list[Any] = []
-        self.current: int | None = None
+        self.current_block: int | None = None
 
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
-        """Keep what the blocks return in a pass within the context."""
+        """Keep what the blocks return in the forward pass that runs within the context."""
 
         def run_and_keep(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
-            self.current = len(self._outputs)
+            self.current_block = len(self._outputs)
             output = forward(*args, **named)
-            self.current = None
-            # Some networks write into the outputs of their blocks later.
+            self.current_block = None
+            # Keep copies: some networks later write into the outputs of their blocks.
             self._outputs.append(tree_map_only(Tensor, Tensor.clone, output))
             return output
 
-        with run_instead(self._blocks, run_and_keep):
+        with replace_forwards(self._blocks, run_and_keep):
             yield
 
     @contextlib.contextmanager
-    def play(self, first: int, times: int, start: int) -> Iterator[None]:
-        """Let blocks before number `first` return their recorded outputs in a pass within the context.
+    def play(self, first_block: int, n_copies: int, first_token: int) -> Iterator[None]:
+        """Let blocks before number `first_block` return their recorded outputs, in a forward pass within the context.
 
         Args:
-            first: The number of the first block that is computed, by the order of calls.
-            times: How many copies of the recorded batch the pass runs.
-            start: The first token that is computed; earlier tokens of all outputs stay as they were recorded.
+            first_block: The number of the first block that is computed, by the order of calls.
+            n_copies: How many copies of the recorded batch the pass runs.
+            first_token: The first token that is computed; earlier tokens of all outputs stay as recorded.
         """
         n_called = 0
 
         def repeat(tensor: Tensor) -> Tensor:
-            """Return a recorded tensor once for each copy of the batch; one without a batch axis is copied as it is."""
+            """Repeat a recorded tensor for the copies of the batch; copy a tensor without a batch axis unchanged."""
+            # An axis is recognised by its size. Where that errs, a resumed run differs from a full one: `can_resume` in
+            # models.hf.model compares the two, and a model that fails is run without blocks.
             if tensor.ndim and len(tensor) == self._n_texts:
-                return torch.cat([tensor] * times)
+                return torch.cat([tensor] * n_copies)
             return tensor.clone()
 
-        def later_tokens(tensor: Tensor) -> Tensor:
-            """Return the later tokens of hidden states, (batch, token, …), or of a mask, (batch, head, query, key)."""
+        def select_later_tokens(tensor: Tensor) -> Tensor:
+            """Return a tensor from `first_token` on: hidden states, (batch, token, …), or (batch, head, query, key)."""
+            # A tensor of four axes is a mask.
             axes = (2, 3) if tensor.ndim == 4 else (1,)
             for axis in axes:
                 if tensor.ndim > axis and tensor.shape[axis] == self._n_tokens:
-                    tensor = tensor.narrow(axis, start, self._n_tokens - start)
+                    tensor = tensor.narrow(axis, first_token, self._n_tokens - first_token)
             return tensor
 
-        def after_earlier_tokens(later: Any, recorded: Any) -> Any:
-            """Return a recorded output, which is a copy, with the later tokens as they were computed."""
+        def insert_later_tokens(later: Any, recorded: Any) -> Any:
+            """Write the tokens that were computed into a copy of the recorded output, and return it."""
             if isinstance(later, Tensor):
-                recorded[:, start:] = later  # (text, token, …)
+                recorded[:, first_token:] = later  # (text, token, …)
             return recorded
 
         def replay(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
             nonlocal n_called
             # Blocks are called in the order in which their outputs were recorded.
             n_called += 1
-            if n_called > first and not start:
+            is_computed = n_called > first_block
+            if is_computed and not first_token:
                 return forward(*args, **named)
             recorded = tree_map_only(Tensor, repeat, self._outputs[n_called - 1])
-            if n_called <= first:
+            if not is_computed:
                 return recorded
-            # The block computes the later tokens alone; those before them stay as recorded.
-            args, named = tree_map_only(Tensor, later_tokens, (args, named))
-            return tree_map(after_earlier_tokens, forward(*args, **named), recorded)
+            # The block computes only the later tokens. Earlier tokens stay as recorded.
+            args, named = tree_map_only(Tensor, select_later_tokens, (args, named))
+            return tree_map(insert_later_tokens, forward(*args, **named), recorded)
 
-        with run_instead(self._blocks, replay):
+        with replace_forwards(self._blocks, replay):
             yield
 
 
 @contextlib.contextmanager
-def run_instead(modules: Sequence[nn.Module], function: Forward) -> Iterator[None]:
-    """Call a function in place of the forwards of modules, where this thread runs them within the context.
+def replace_forwards(modules: Sequence[nn.Module], function: Forward) -> Iterator[None]:
+    """Call a function instead of the forwards of modules, where this thread runs them within the context.
 
-    Meanwhile this thread has its turn with the model.
+    Meanwhile this thread holds the model's lock.
 
     Args:
         modules: The modules, each once.
         function: Called with (module, its own forward, inputs …); returns the output.
     """
-    thread = threading.get_ident()
+    thread_id = threading.get_ident()
 
     def replace_forward(module: nn.Module) -> None:
         forward = module.forward
 
         def call(*args: Any, **named: Any) -> Any:
-            if threading.get_ident() != thread:
+            if threading.get_ident() != thread_id:
                 return forward(*args, **named)
             return function(module, forward, *args, **named)
 
         module.forward = call
 
     with lock_model(modules):
-        # Only forwards that are set on the module itself are put back; the others come from its class.
+        # A forward is usually a method of the class; but accelerate, for example, sets one on the module itself. To
+        # restore the first, delete ours from the module. Only the second must be set again.
         own_forwards = [vars(module).get("forward") for module in modules]
         try:
             for module in modules:
@@ -261,17 +284,18 @@ def run_instead(modules: Sequence[nn.Module], function: Forward) -> Iterator[Non
                     module.forward = forward
 
 
-def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the blocks of a network that hold one of `parts`, in order. Parts that lie in no block are left out.
+def find_blocks(network: nn.Module, attention_modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the blocks of a network that hold one of the attention modules, in order.
 
-    Blocks are the members of the outermost ModuleLists; a ModuleList inside of a block does not count.
+    Blocks are the members of the outermost ModuleLists; a ModuleList inside of a block does not count. Attention
+    modules outside of all blocks are left out.
     """
-    wanted = set(parts)
+    searched = set(attention_modules)
     blocks: list[nn.Module] = []
 
     def search(module: nn.Module, block: nn.Module | None) -> None:
-        """Look for parts in a module that lies in a block, or in none."""
-        if module in wanted and block is not None:
+        """Search a module for attention modules. `block` is the block that the module is in; None = outside of all."""
+        if module in searched and block is not None:
             blocks.append(block)
         for child in module.children():
             is_block = block is None and isinstance(module, nn.ModuleList)

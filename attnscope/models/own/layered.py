@@ -1,4 +1,4 @@
-"""Define what models made of our own layers have in common.
+"""Define the base class of models that attnscope computes itself, from layers of its own.
 
 These are the glass boxes, whose weights are made by hand, and the native engine, which runs BERT-family checkpoints.
 """
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class LayeredModel(Model):
-    """A model that is a stack of our own layers between embeddings and last hidden states; subclasses add `run`.
+    """A model that is a stack of layers between embeddings and last hidden states. Subclasses add `run`.
 
     Args:
         info: The facts of the model.
         tokenizer: Its tokenizer.
-        network: The module that holds all others, its layers in `network.layers`; it may lie on the meta device.
+        network: The root module, with its layers in `network.layers`. It may be on the meta device.
         state: The weights of the network, by their names in its state_dict.
-        vocab_size: How many tokens it has an embedding for.
+        vocab_size: The number of tokens that the network has an embedding for.
     """
 
-    # `rerun` can start at any layer, from the hidden states of an earlier pass
+    # A later run can start at any layer, from the hidden states of an earlier run
     resumes = True
-    # The standard deviation of untrained weights, here as BERT draws them
-    sigma = 0.02
+    # The standard deviation of untrained weights, by default BERT's initialisation
+    weight_std = 0.02
 
     def __init__(
         self,
@@ -47,22 +47,22 @@ class LayeredModel(Model):
         self.info = info
         self.tokenizer = tokenizer
         self._network = network
-        self._layers = list(network.get_submodule("layers").children())
+        self._blocks = list(network.get_submodule("layers").children())
         self._vocab_size = vocab_size
-        # The network takes the tensors themselves, with their device and precision.
+        # With `assign`, the network takes over the tensors themselves, with their device and precision.
         network.load_state_dict(state, assign=True)
         network.eval().requires_grad_(False)
         share_lock([network])
 
     def _prepare(self, batch: Batch) -> Batch:
-        """Return a batch on the model's device; refuse one that is too long, or has ids without an embedding."""
+        """Return a batch on the model's device; refuse a batch that is too long, or has ids without an embedding."""
         require_length(self.info, batch.ids.shape[1])
         require_known_ids(self.info, batch.ids, self._vocab_size)
         return batch.to(self.info.device)
 
     @contextmanager
     def _forward_pass(self) -> "Iterator[None]":
-        """Take this thread's turn with the model until the context ends, and keep autocast out of it."""
+        """Hold the model's lock, and switch autocast off, until the context ends."""
         import torch
 
         no_autocast = torch.autocast(torch.device(self.info.device).type, enabled=False)
@@ -70,16 +70,16 @@ class LayeredModel(Model):
             yield
 
     def modules(self) -> "list[nn.Module]":
-        """Return the network, the torch module that holds all others."""
+        """Return the root module, in a list."""
         return [self._network]
 
     def blocks(self) -> "dict[LayerKey, nn.Module]":
         """Return the layers, by (kind, layer)."""
         kind: Any = self.info.kinds[0]
-        return {(kind, index): layer for index, layer in enumerate(self._layers)}
+        return {(kind, index): layer for index, layer in enumerate(self._blocks)}
 
     def untrained(self, seed: int) -> Self:
-        """Return the same architecture with random weights: matrices N(0, sigma²), gains of norms 1, biases 0."""
+        """Return a copy with random weights: matrices N(0, weight_std²), gains of norms 1, biases 0."""
         import torch
 
         twin = copy.deepcopy(self)
@@ -88,9 +88,9 @@ class LayeredModel(Model):
         with torch.no_grad():
             for name, weight in twin._network.named_parameters():
                 if weight.ndim > 1:
-                    weight.copy_(torch.randn(weight.shape, generator=generator) * self.sigma)
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * self.weight_std)
                 else:
-                    # Of vectors, the weights are gains of norms; all others are biases.
+                    # A vector called "….weight" is the gain of a norm. Other vectors are biases.
                     weight.fill_(1.0 if name.endswith("weight") else 0.0)
         twin.info = replace(
             self.info,

@@ -1,9 +1,11 @@
 """Judge which BERT-family checkpoints the native engine can run, and read their tensors.
 
-The native engine is attnscope's own encoder (`own.native`), and the NumPy engine the same without torch (`own.plain`).
-"Our names" of tensors are the parameter names of that encoder, such as "layers.0.attention.q_proj.weight". Tensors are
-read as torch's or as NumPy's. This module loads no torch, so that a model can be described and texts tokenised before
-torch is there.
+The native engine is attnscope's own encoder in torch (`own.native`). The NumPy engine computes the same encoder without
+torch (`own.plain`). Each tensor has two names: "our name" is a parameter name of that encoder, such as
+"layers.0.attention.q_proj.weight"; "their name" is the name in a checkpoint, such as
+"encoder.layer.0.attention.self.query.weight".
+
+This module does not import torch, so that a model can be described, and texts tokenised, before torch is loaded.
 """
 
 import math
@@ -24,16 +26,16 @@ Config = Mapping[str, Any]
 Shape = tuple[int, ...]
 
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
-"""The prefix of tensor names in checkpoints that were saved with a head on top, by model_type."""
+"""model_type of each supported family → the prefix of tensor names in checkpoints that were saved with a head."""
 
-_EMBEDDINGS = {
+_EMBEDDING_TABLES = {
     "word": ("embeddings.word_embeddings", "vocab_size"),
     "position": ("embeddings.position_embeddings", "max_position_embeddings"),
     "segment": ("embeddings.token_type_embeddings", "type_vocab_size"),
 }
-"""Our name of each embedding → its name in a checkpoint, and the setting that says how many rows it has."""
+"""Our name of each embedding → its name in a checkpoint, and the setting that holds its number of rows."""
 
-_LAYER = {
+_LAYER_MODULES = {
     "attention.q_proj": "attention.self.query",
     "attention.k_proj": "attention.self.key",
     "attention.v_proj": "attention.self.value",
@@ -43,20 +45,20 @@ _LAYER = {
     "down": "output.dense",
     "norm": "output.LayerNorm",
 }
-"""Our name of each part of a layer → its name in a checkpoint."""
+"""Our name of each module in a layer → its name in a checkpoint."""
 
-_REFUSED = {
+_REFUSAL_REASONS = {
     "is_decoder": "it is a decoder",
     "add_cross_attention": "it attends to another text",
     "pruned_heads": "some of its heads are pruned",
     "quantization_config": "its weights are quantised",
 }
-"""Settings that change the computation in a way that the engine does not know → why the model is refused."""
+"""Settings of config.json that the engine does not support → the reason, if the setting is true or not empty."""
 
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """The settings of an encoder under BERT's names; BERT's defaults stand for what config.json leaves out."""
+    """The settings of an encoder, under the names of BERT's config.json and with BERT's defaults."""
 
     model_type: str
     vocab_size: int = 30522
@@ -72,7 +74,7 @@ class EncoderSettings:
 
     @classmethod
     def from_config(cls, config: Config) -> "EncoderSettings":
-        """Read the settings from a config.json, in which null counts as left out."""
+        """Read the settings from a config.json. A setting that is missing or null gets its default."""
         settings = {}
         for name in cls.__annotations__:
             if config.get(name) is not None:
@@ -84,48 +86,51 @@ class EncoderSettings:
 
     @property
     def is_roberta(self) -> bool:
-        """Return whether it is of RoBERTa's line, which differs from BERT in positions and segments.
+        """Return whether the encoder is a RoBERTa model, which differs from BERT in positions and segments.
 
-        Its positions begin with pad_token_id + 1, padding has the position pad_token_id, and there are no segments.
+        RoBERTa's positions begin with pad_token_id + 1. Padding has the position pad_token_id. There are no segments.
         """
         return self.model_type != "bert"
 
     def positions(self, ids: Any) -> Any:
-        """Return the row of the position table for each token, (…, token); arrays are NumPy's or torch's."""
+        """Return the row of the position embedding for each token, (…, token), as NumPy's array or torch's tensor."""
         if not self.is_roberta:
-            # 0, 1, 2 …: no id is below 0. NumPy's arrays and torch's tensors both have cumsum.
+            # 0, 1, 2 …, by methods that NumPy and torch share: every id is at least 0.
             return (ids >= 0).cumsum(-1) - 1
-        # As in transformers, this takes a padding token that a user types for padding.
+        # As in transformers, a padding token that the user typed also counts as padding.
         is_real = ids != self.pad_token_id
         return is_real.cumsum(-1) * is_real + self.pad_token_id
 
     @property
     def max_tokens(self) -> int:
-        """Return the longest text in tokens."""
+        """Return the largest number of tokens in a text."""
+        # RoBERTa's first positions are unused.
         n_unused = self.pad_token_id + 1 if self.is_roberta else 0
         return self.max_position_embeddings - n_unused
 
     def tensors(self) -> dict[str, tuple[str, Shape]]:
-        """Return every tensor by our name: its name in a checkpoint, without prefix, and its shape."""
+        """Return every tensor: our name → its name in a checkpoint, without prefix, and its shape."""
         width = self.hidden_size
         inner = self.intermediate_size
         tensors: dict[str, tuple[str, Shape]] = {}
-        for ours, (theirs, size_setting) in _EMBEDDINGS.items():
+        for ours, (theirs, size_setting) in _EMBEDDING_TABLES.items():
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", (getattr(self, size_setting), width))
-        # The modules with a bias: the weights of norms are vectors, those of linear maps matrices (out, in).
+        # Shapes of weights, by our name of a module in a layer: norms (width,), linear maps (out, in). Modules that are
+        # not listed are (width, width).
         shapes: dict[str, Shape] = {
             "attention_norm": (width,),
             "up": (inner, width),
             "down": (width, inner),
             "norm": (width,),
         }
-        parts: dict[str, tuple[str, Shape]] = {"embedding_norm": ("embeddings.LayerNorm", (width,))}
+        # Our name of each module with a bias → its name in a checkpoint, and the shape of its weight.
+        modules: dict[str, tuple[str, Shape]] = {"embedding_norm": ("embeddings.LayerNorm", (width,))}
         for layer in range(self.num_hidden_layers):
-            for ours, theirs in _LAYER.items():
+            for ours, theirs in _LAYER_MODULES.items():
                 shape = shapes.get(ours, (width, width))
-                parts[f"layers.{layer}.{ours}"] = (f"encoder.layer.{layer}.{theirs}", shape)
-        # Each has a weight, and a bias as long as the weight has rows.
-        for ours, (theirs, shape) in parts.items():
+                modules[f"layers.{layer}.{ours}"] = (f"encoder.layer.{layer}.{theirs}", shape)
+        # Each of these modules has a weight, and a bias with one element per row of the weight.
+        for ours, (theirs, shape) in modules.items():
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", shape)
             tensors[f"{ours}.bias"] = (f"{theirs}.bias", shape[:1])
         return tensors
@@ -137,25 +142,25 @@ def why_unsupported(config: Config) -> str | None:
     families = sorted(PREFIXES)
     if model_type not in families:
         return f"its model_type is {model_type!r}, not one of {', '.join(families)}"
-    # Settings that change the computation.
-    for name, reason in _REFUSED.items():
+    # Refuse settings that change the computation.
+    for name, reason in _REFUSAL_REASONS.items():
         if config.get(name):
             return f"{reason} ({name})"
     if config.get("position_embedding_type") not in (None, "absolute"):
         return f"its positions are {config['position_embedding_type']}, not absolute"
     if "AutoModel" in str(config.get("auto_map")):
         return "it brings its own code (auto_map)"
-    # Settings that no encoder can have: wrong types, and sizes that do not divide.
+    # Refuse values that no encoder can have: wrong types, and sizes that do not divide.
     encoder = EncoderSettings.from_config(config)
     for name, value in vars(encoder).items():
-        if not _is_possible(name, value):
+        if not _is_supported_value(name, value):
             return f"its {name} is {value!r}"
     if encoder.hidden_size % encoder.num_attention_heads:
         return f"its width {encoder.hidden_size} is not divisible by its {encoder.num_attention_heads} heads"
     return None
 
 
-def _is_possible(name: str, value: Any) -> bool:
+def _is_supported_value(name: str, value: Any) -> bool:
     """Return whether the native engine can compute with the value of a setting; config.json may hold anything."""
     if name == "model_type":
         return True
@@ -163,11 +168,12 @@ def _is_possible(name: str, value: Any) -> bool:
         return bool(value == "gelu")
     if name == "layer_norm_eps":
         return type(value) in (int, float) and 0 <= value < math.inf
-    least = 0 if name == "pad_token_id" else 1
-    return type(value) is int and value >= least
+    # All other settings are integers. `type` excludes bool, which isinstance would take for int.
+    min_value = 0 if name == "pad_token_id" else 1
+    return type(value) is int and value >= min_value
 
 
-def native_info(
+def describe_native(
     source: Source,
     config: Config,
     *,
@@ -176,9 +182,9 @@ def native_info(
     dtype: str = "float32",
     device: str = "cpu",
 ) -> ModelInfo:
-    """Return the facts of a model on the native or the NumPy engine, all of them from its configuration."""
+    """Return the facts of a model on the native or the NumPy engine, without reading its weights."""
     encoder = EncoderSettings.from_config(config)
-    # Names of classes with a head on top hold "For", as BertForMaskedLM does. Say what became of the head.
+    # The name of a class with a head contains "For", such as BertForMaskedLM. These engines leave the head out.
     saved_class = str((config.get("architectures") or [""])[0])
     dropped_head = ""
     if "For" in saved_class:
@@ -211,31 +217,31 @@ class Checkpoint:
     Args:
         folder: The folder with the files.
         encoder: The settings of the encoder.
-        framework: What tensors are read as: "pt" for torch's, "np" for NumPy's.
+        framework: "pt" to read tensors as torch's, "np" to read them as NumPy's.
     """
 
     def __init__(
         self, folder: Path, encoder: EncoderSettings, framework: Literal["pt", "np"] = "pt"
     ) -> None:
         paths = weight_files(folder)
-        # Error messages name the file, or the folder of several.
+        # Error messages name the only file, or the folder of several files.
         self._label = paths[0] if len(paths) == 1 else folder
         self._encoder = encoder
         self._framework = framework
-        # By the name of a tensor: the path of the file that holds it, and that file, open.
+        # Name of a tensor in the files → the path of the file that contains it, and the open file.
         self._files: dict[str, tuple[Path, Any]] = {}
         for path in paths:
             try:
                 file: Any = safe_open(path, framework=framework)
             except (SafetensorError, OSError) as error:
-                raise _damaged(path, error) from error
+                raise _damage_error(path, error) from error
             self._files |= dict.fromkeys(file.keys(), (path, file))
-        # Only checkpoints that were saved with a head on top have the prefix.
+        # Only checkpoints that were saved with a head have the prefix.
         prefix = PREFIXES[encoder.model_type]
         self._prefix = prefix if f"{prefix}embeddings.word_embeddings.weight" in self._files else ""
 
     def names(self) -> dict[str, str]:
-        """Return our name → the name in the files, of every tensor that the encoder needs. No tensor is read.
+        """Return our name → the name in the files, for every tensor that the encoder needs. No tensor is read.
 
         Raises:
             AttnscopeError: A tensor is missing or has another shape, or the layers hold tensors that the encoder would
@@ -249,7 +255,8 @@ class Checkpoint:
                 f"{self._label} lacks {len(missing)} of {len(names)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
             )
-        # Layers with further tensors compute something else. Other tensors, such as a head's, may be there unused.
+        # Layers with further tensors compute something else. Unused tensors outside of layers, such as a head's, may
+        # be there.
         layer_prefix = f"{self._prefix}encoder.layer."
         unused = [
             name for name in self._files.keys() - {*names.values()} if name.startswith(layer_prefix)
@@ -274,19 +281,19 @@ class Checkpoint:
         """Yield every tensor that the encoder needs: our name, and the tensor after `convert`.
 
         Raises:
-            AttnscopeError: `names` refuses the checkpoint; or a tensor cannot be read, or holds NaN or infinity,
-                perhaps only after it was converted.
+            AttnscopeError: `names` refuses the checkpoint; or a tensor cannot be read; or it holds NaN or infinity,
+                perhaps only after `convert`.
         """
         for ours, name in self.names().items():
             try:
                 tensor = convert(self._read(name))
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:
-                raise _damaged(self._files[name][0], error) from error
-            # A sum is finite only if all its numbers are. Half precision would overflow, so float32 at least.
-            single = tensor if tensor.itemsize >= 4 else tensor.float()
-            # NumPy adds up: torch would start its threads for each tensor, which takes long on a busy machine.
+                raise _damage_error(self._files[name][0], error) from error
+            # A sum is finite only if all its terms are. Sums in half precision would overflow, so use float32.
+            widened = tensor if tensor.itemsize >= 4 else tensor.float()
+            # NumPy computes the sum: torch would start its threads for each tensor, which is slow on a busy machine.
             with np.errstate(all="ignore"):
-                total = np.asarray(single).sum()
+                total = np.asarray(widened).sum()
             if not np.isfinite(total):
                 precision = str(tensor.dtype).removeprefix("torch.")
                 raise AttnscopeError(
@@ -298,18 +305,19 @@ class Checkpoint:
     def _read(self, name: str) -> Any:
         """Return a tensor by its name in the files; refuse integers (quantised weights) and complex numbers."""
         path, file = self._files[name]
+        # safetensors' names of dtypes: F16, F32, BF16, F8_E4M3, I8 …
         dtype = file.get_slice(name).get_dtype()
         if not dtype.startswith(("F", "BF")):
             hint = "the weights are quantised, or complex numbers"
             raise AttnscopeError(f"{self._label}: {name} is of type {dtype}", hint)
         if self._framework == "pt" or dtype in ("F16", "F32", "F64"):
             return file.get_tensor(name)
-        # NumPy has no bfloat16 and no float8. torch reads them, and float32 holds their values exactly.
+        # NumPy has no bfloat16 and no float8. So torch reads them, and float32 represents their values exactly.
         torch_file: Any = safe_open(path, framework="pt")
         return torch_file.get_tensor(name).float().numpy()
 
     def _name_in_file(self, name: str) -> str:
-        """Return the name of a tensor in these files, from that in `EncoderSettings.tensors`.
+        """Return the name of a tensor in these files. `name` is its name in a checkpoint, without prefix.
 
         Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta.
         """
@@ -320,7 +328,7 @@ class Checkpoint:
         return name
 
 
-def _damaged(path: Path, error: Exception) -> AttnscopeError:
-    """Return the refusal of a file that cannot be read."""
+def _damage_error(path: Path, error: Exception) -> AttnscopeError:
+    """Return the error for a file that cannot be read."""
     hint = "get the file again, by git lfs pull if it is a pointer of Git LFS"
     return AttnscopeError(f"{path} is damaged or cut short: {first_line(error)}", hint)

@@ -1,6 +1,9 @@
 """The native engine: attnscope's own post-norm encoder in torch, with the weights of BERT-family safetensors.
 
-It does not use transformers. `own.layouts` knows which families it can run, and what they call their tensors.
+The engine does not use transformers. `own.layouts` knows which families it can run, and the names of their tensors.
+
+A *probe* is a hook that computes the attention of each layer. It gets an `AttentionCall`, which holds queries, keys and
+values, and returns the outputs of the heads.
 """
 
 import torch
@@ -14,7 +17,7 @@ from attnscope.models.devices import choose_device
 from attnscope.models.info import require_known_ids
 from attnscope.models.model import Batch
 from attnscope.models.own.layered import LayeredModel
-from attnscope.models.own.layouts import Checkpoint, EncoderSettings, native_info
+from attnscope.models.own.layouts import Checkpoint, EncoderSettings, describe_native
 from attnscope.models.tokenizer import FastTokenizer
 
 
@@ -24,7 +27,7 @@ class NativeModel(LayeredModel):
     _network: "_Network"
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run a batch with the probe at each attention; RoBERTa, which has no segments, ignores them."""
+        """Run a batch; the probe computes each attention. RoBERTa has no segments, and ignores those of the batch."""
         batch = self._prepare(batch)
         encoder = self._network.encoder
         segments = None if encoder.is_roberta else batch.segments
@@ -35,36 +38,34 @@ class NativeModel(LayeredModel):
         return output
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """Return the rows of the token embedding: (…) ids -> (…, d_model)."""
+        """Return rows of the token embedding: ids, (…) -> (…, d_model)."""
         require_known_ids(self.info, ids, self._vocab_size)
         with torch.no_grad():
             rows: Tensor = self._network.word(ids.to(self.info.device))
         return rows
 
 
-def load_native(
-    source: Source,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-) -> NativeModel:
-    """Load an encoder that `why_unsupported` has nothing against; `models.load` explains device and precision."""
+def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
+    """Load an encoder. The caller has checked that `why_unsupported` returns None for it.
+
+    `models.load` explains device and dtype.
+    """
     config = read_config(source)
     target, precision = choose_device(device, dtype)
     tokenizer = FastTokenizer.open(source.files_folder)
-    # `verify_sha256` refuses weights whose hash is not the pinned one.
-    info = native_info(source, config, sha256=verify_sha256(source), dtype=dtype, device=str(target))
+    # `verify_sha256` returns the hash of the weights, or raises AttnscopeError if it is not the pinned hash.
+    info = describe_native(source, config, sha256=verify_sha256(source), dtype=dtype, device=str(target))
     encoder = EncoderSettings.from_config(config)
     tensors = Checkpoint(source.files_folder, encoder).tensors(lambda tensor: tensor.to(precision))
     state = {name: tensor.to(target) for name, tensor in tensors}
-    # On the meta device nothing is allocated, and nothing drawn at random.
+    # On the meta device, weights are neither allocated nor initialised.
     with torch.device("meta"):
         network = _Network(encoder)
     return NativeModel(info, tokenizer, network, state, encoder.vocab_size)
 
 
 class _Network(nn.Module):
-    """Embeddings and layers; the names of its parameters are our names in `EncoderSettings.tensors`."""
+    """Embeddings and layers. Its parameters have the names that `EncoderSettings.tensors` lists as keys."""
 
     def __init__(self, encoder: EncoderSettings) -> None:
         super().__init__()
@@ -84,9 +85,9 @@ class _Network(nn.Module):
         probe: Probe,
     ) -> Tensor:
         """Return the last hidden states: (batch, token) -> (batch, token, d_model)."""
-        # Without segments all tokens are of segment 0: one row, (d_model,), for (batch, token, d_model).
+        # Without segments, all tokens are in segment 0, and its row, (d_model,), broadcasts to (batch, token, d_model).
         segment = self.segment.weight[0] if segments is None else self.segment(segments)
-        # The embeddings are added in the order of transformers' BERT, and so rounded alike.
+        # Add the embeddings in the order of transformers' BERT, so that rounding is the same.
         hidden: Tensor = self.word(ids) + segment
         hidden = self.embedding_norm(hidden + self.position(self.encoder.positions(ids)))
         for layer in self.layers:
@@ -95,15 +96,15 @@ class _Network(nn.Module):
 
 
 def _embedding(size: int, width: int) -> nn.Embedding:
-    """Return an embedding without values.
+    """Return an embedding with uninitialised weights.
 
-    nn.Embedding(size, width) would draw random ones, and for that import sympy, which takes a second.
+    nn.Embedding(size, width) would draw random weights. For that it imports sympy, which takes a second.
     """
     return nn.Embedding(size, width, _weight=torch.empty(size, width))
 
 
 class _Layer(nn.Module):
-    """Attention, then a feed-forward network, each added to its input and normalised after (post-norm)."""
+    """Attention, then a feed-forward network. A LayerNorm follows each residual addition (post-norm)."""
 
     def __init__(self, encoder: EncoderSettings, layer: int) -> None:
         super().__init__()
@@ -116,13 +117,8 @@ class _Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(width, eps)
         self.norm = nn.LayerNorm(width, eps)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        probe: Probe,
-    ) -> Tensor:
-        """Return the hidden states after the layer, (batch, token, d_model), from those before it."""
+    def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
+        """Return the hidden states after the layer, (batch, token, d_model); `hidden` are those before it."""
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
         hidden = self.attention_norm(hidden + attended)
         output: Tensor = self.norm(hidden + self.down(F.gelu(self.up(hidden))))

@@ -1,6 +1,6 @@
 """Compute a BERT-family encoder in NumPy: the engine "numpy", which loads neither torch nor transformers.
 
-On a short text it has drawn the attention maps in less time than it takes to load torch.
+For a short text, the attention maps are drawn in less time than torch takes to load.
 """
 
 import math
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.models.catalog import Source, read_config, verify_sha256
 from attnscope.models.info import ModelInfo, require_known_ids, require_length
 from attnscope.models.model import LayerMaps, Model, Tokenizer
-from attnscope.models.own.layouts import Checkpoint, EncoderSettings, native_info
+from attnscope.models.own.layouts import Checkpoint, EncoderSettings, describe_native
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.results.tokens import Tokens
 
@@ -25,11 +25,11 @@ class PlainEncoder(Model):
     Args:
         info: The facts of the model.
         tokenizer: Its tokenizer.
-        encoder: Its settings.
-        weights: Its weights, by our names in `EncoderSettings.tensors`.
+        encoder: The settings of the encoder.
+        weights: The weights by name, such as "layers.0.attention.q_proj.weight" (see `EncoderSettings.tensors`).
     """
 
-    # `Model._refuse` raises this refusal, in the place of every method that this engine lacks
+    # The message and the hint of the error that `Model._refuse` raises, for every method that this engine lacks
     _refusal = (
         "the numpy engine shows exact maps of a text, and does nothing else",
         "load the model with another engine (--engine auto), or leave maps unpooled (--pool 0)",
@@ -49,32 +49,33 @@ class PlainEncoder(Model):
         self._encoder = encoder
         self._weights = weights
 
-    def look(self, tokens: Tokens, layers: Collection[int]) -> LayerMaps:
-        """Return the attention maps of the chosen layers on a text; layers after the last of them do not run."""
+    def compute_maps(self, tokens: Tokens, layers: Collection[int]) -> LayerMaps:
+        """Return the attention maps of the chosen layers on a text; layers after the last chosen one do not run."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         n_heads = self._encoder.num_attention_heads
         scale = (self._encoder.hidden_size // n_heads) ** -0.5
         maps = LayerMaps(weights={}, full={})
-        last = max(layers)
-        for layer in range(last + 1):
-            name = f"layers.{layer}"
+        last_layer = max(layers)
+        for layer in range(last_layer + 1):
+            prefix = f"layers.{layer}"
             # (head, token, d_head)
-            query = self._project(hidden, f"{name}.attention.q_proj")
-            key = self._project(hidden, f"{name}.attention.k_proj")
-            value = self._project(hidden, f"{name}.attention.v_proj")
+            query = self._project(hidden, f"{prefix}.attention.q_proj")
+            key = self._project(hidden, f"{prefix}.attention.k_proj")
+            value = self._project(hidden, f"{prefix}.attention.v_proj")
             # (head, query, key)
             scores = query @ key.swapaxes(1, 2) * scale
             weights = _softmax(scores)
             if layer in layers:
                 maps.weights[layer] = weights
-                # The map of one head as wide as the layer: its dot products are the sums of those of all heads, divided
-                # by sqrt(d_model) = sqrt(d_head) * sqrt(n_heads).
+                # The map that one head of width d_model would have. Its dot product is the sum of the dot products of
+                # all heads, divided by sqrt(d_model) = sqrt(d_head) * sqrt(n_heads). `scores` has sqrt(d_head) already.
                 maps.full[layer] = _softmax(scores.sum(0) / math.sqrt(n_heads))
-            # The last layer's output is not needed. (head, token, d_head) -> (token, d_model)
-            if layer < last:
+            # The output of the last layer is not needed.
+            if layer < last_layer:
+                # (head, token, d_head) -> (token, d_model)
                 output = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
-                hidden = self._finish_layer(hidden, output, name)
+                hidden = self._finish_layer(hidden, output, prefix)
         return maps
 
     def _embed(self, tokens: Tokens) -> Array:
@@ -82,6 +83,7 @@ class PlainEncoder(Model):
         encoder = self._encoder
         ids = tokens.ids.astype(np.int64)
         require_known_ids(self.info, ids, encoder.vocab_size)
+        # RoBERTa has no segments: all tokens are in segment 0.
         segments = np.zeros_like(ids)
         if not encoder.is_roberta:
             segments += tokens.segments
@@ -95,55 +97,66 @@ class PlainEncoder(Model):
         projected = self._linear(hidden, name)
         return projected.reshape(len(hidden), self._encoder.num_attention_heads, -1).swapaxes(0, 1)
 
-    def _finish_layer(self, hidden: Array, output: Array, name: str) -> Array:
-        """Return the hidden states after a layer, from those before it and its heads' outputs, (token, d_model)."""
-        attended = self._linear(output, f"{name}.attention.out_proj")
-        hidden = self._norm(hidden + attended, f"{name}.attention_norm")
-        inner = _gelu(self._linear(hidden, f"{name}.up"))
-        return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
+    def _finish_layer(self, hidden: Array, output: Array, prefix: str) -> Array:
+        """Return the hidden states after a layer, (token, d_model).
+
+        Args:
+            hidden: The hidden states before the layer, (token, d_model).
+            output: The concatenated outputs of the layer's heads, (token, d_model).
+            prefix: The prefix of the layer's weights, such as "layers.0".
+        """
+        attended = self._linear(output, f"{prefix}.attention.out_proj")
+        hidden = self._norm(hidden + attended, f"{prefix}.attention_norm")
+        inner = _gelu(self._linear(hidden, f"{prefix}.up"))
+        return self._norm(hidden + self._linear(inner, f"{prefix}.down"), f"{prefix}.norm")
 
     def _linear(self, rows: Array, name: str) -> Array:
-        """Return rows after a linear map: (token, d_in) -> (token, d_out)."""
+        """Apply a linear map: (token, d_in) -> (token, d_out)."""
         result: Array = rows @ self._weights[f"{name}.weight"].T
         result += self._weights[f"{name}.bias"]
         return result
 
     def _norm(self, rows: Array, name: str) -> Array:
-        """Return rows after a LayerNorm, (token, d_model)."""
+        """Apply a LayerNorm: (token, d_model) -> (token, d_model)."""
         centred = rows - rows.mean(-1, keepdims=True)
-        scale = np.sqrt((centred**2).mean(-1, keepdims=True) + self._encoder.layer_norm_eps)
-        normed: Array = centred / scale * self._weights[f"{name}.weight"]
+        deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + self._encoder.layer_norm_eps)
+        normed: Array = centred / deviation * self._weights[f"{name}.weight"]
         normed += self._weights[f"{name}.bias"]
         return normed
 
 
 def _softmax(scores: Array) -> Array:
     """Return the softmax over keys, (…, key)."""
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(powers / powers.sum(-1, keepdims=True))
+    # Subtracting the largest score avoids overflow.
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
 
 
 def _gelu(x: Array) -> Array:
-    """Return GELU by the error function, x / 2 · (1 + erf(x / √2)), as BERT computes it."""
+    """Return the exact GELU, x / 2 · (1 + erf(x / √2)), which BERT uses, and not its tanh approximation."""
     return np.asarray(x / 2 * (1 + _erf(x / math.sqrt(2))))
 
 
 def _erf(x: Array) -> Array:
-    """Return the error function to 1.5e-7, about the rounding of float32, by Abramowitz and Stegun 7.1.26."""
-    # erf |x| = 1 - p(t) exp(-x²). Horner's scheme for the polynomial p, highest power first.
+    """Return the error function by Abramowitz and Stegun 7.1.26.
+
+    Its error is at most 1.5e-7, about the rounding error of float32.
+    """
+    # erf |x| = 1 - p(t) exp(-x²). Evaluate the polynomial p by Horner's scheme, highest power first.
     t = 1 / (1 + 0.3275911 * np.abs(x))
     polynomial = np.zeros_like(t)
-    for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        polynomial = (polynomial + factor) * t
+    for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        polynomial = (polynomial + coefficient) * t
+    # erf is odd: it has the sign of x.
     return np.asarray(np.copysign(1 - polynomial * np.exp(-x * x), x))
 
 
 def load_plain(source: Source) -> PlainEncoder:
-    """Load an encoder that `layouts.why_unsupported` has nothing against, without torch."""
+    """Load an encoder without torch. The caller has checked that `layouts.why_unsupported` returns None for it."""
     config = read_config(source)
     encoder = EncoderSettings.from_config(config)
     checkpoint = Checkpoint(source.files_folder, encoder, "np")
     weights = dict(checkpoint.tensors(lambda tensor: np.asarray(tensor, np.float32)))
-    # Last, because a thread of `models.load` computes the hash meanwhile.
-    info = native_info(source, config, sha256=verify_sha256(source), engine="numpy")
+    # Verify the hash last: a thread of `models.load` computes it while the weights are read.
+    info = describe_native(source, config, sha256=verify_sha256(source), engine="numpy")
     return PlainEncoder(info, FastTokenizer.open(source.files_folder), encoder, weights)

@@ -26,7 +26,7 @@ from attnscope.core.attention.seam import AttentionCall, Kind, attend, find_fini
 from attnscope.core.interventions import ActivationRecorder, GradientLeaves, HeadPatcher, Patch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import CopyFilter, TextBlock, distinct
-from attnscope.models.model import PASS_TOKENS, Model
+from attnscope.models.model import MAX_PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
 from attnscope.results.table import Floats
 from attnscope.studies.ablate.reading import BatchReader, ReadBatch, TextRow
@@ -363,21 +363,21 @@ class AblationMeasurer(RowMeasurer):
             read = self._reader.read(batch)
             has_predictions = len(read.prediction_rows) > 0
             rerun = self._model.rerun(read.batch, logits=has_predictions)
-            hidden = rerun.whole.hidden
+            hidden = rerun.clean_outputs.hidden
             dtype = torch.promote_types(hidden.dtype, torch.float32)
             clean_hidden = hidden.to(dtype)  # (row, token, d_model)
-            clean_log_probs = read.log_probabilities(rerun.whole.logits, 1)
+            clean_log_probs = read.log_probabilities(rerun.clean_outputs.logits, 1)
             numbers[0] = _measure_rows(read, clean_hidden[None], clean_log_probs, clean_log_probs)[0]
             # Run the model again from the first ablated layer on. A forward pass has as many interventions as fit
-            # into PASS_TOKENS tokens, or into fewer (`halver.max_batch_tokens`) once memory ran out.
-            pass_tokens = self.halver.max_batch_tokens or PASS_TOKENS
+            # into MAX_PASS_TOKENS tokens, or into fewer (`halver.max_batch_tokens`) once memory ran out.
+            pass_tokens = self.halver.max_batch_tokens or MAX_PASS_TOKENS
             layer_keys = [
                 [(kind, layer) for kind, layer, _ in intervention.heads]
                 for intervention in self._interventions
             ]
-            for first_block, intervention_indices in rerun.plan(layer_keys, pass_tokens):
+            for first_block, intervention_indices in rerun.plan_passes(layer_keys, pass_tokens):
                 n_interventions = len(intervention_indices)
-                outputs = rerun.again(
+                outputs = rerun.run_from(
                     self._make_patches(intervention_indices, read), first_block, n_interventions
                 )
                 # (intervention · row, token, d_model) -> (intervention, row, token, d_model)

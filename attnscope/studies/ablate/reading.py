@@ -158,7 +158,7 @@ class BatchReader:
         self._loss = loss
         self._seed = seed
         self._special_ids = special_ids(model)
-        self._class = MOST_LIKELY_CLASS if answer is None else model.label_number(answer)
+        self._class = MOST_LIKELY_CLASS if answer is None else model.class_index(answer)
         self._mask_id: Any = model.tokenizer.mask_id
         if loss == "masked" and self._mask_id is None:
             raise AttnscopeError(

@@ -375,7 +375,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.attention.probes import WeightsRecorder
         from attnscope.core.attention.row_samples import RowRecorder
         from attnscope.core.measures import HeadMeasures, measures_of_weights
-        from attnscope.models.inside.projections import watch_norms
+        from attnscope.models.inside.projections import record_input_lengths
 
         # Kind of self-attention -> the texts that it reads, and which of their tokens are only context.
         tokens = [chunk.tokens for chunk in batch]
@@ -424,8 +424,8 @@ class HeadMeasurer(Measurer[HeadSums]):
                     }
             else:
                 # Sample and measure during the forward pass. The measure `outlier_token` needs the norms of the hidden
-                # states that each layer reads: `watch_norms` records them.
-                with watch_norms(self._blocks) as norms:
+                # states that each layer reads: `record_input_lengths` records them.
+                with record_input_lengths(self._blocks) as norms:
                     probe = HeadMeasures(source_facts, target_facts, buffers=self._buffers, norms=norms)
                     sampler = RowRecorder(samples, probe)
                     self._model.run(inputs, sampler)

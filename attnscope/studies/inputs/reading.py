@@ -167,7 +167,7 @@ class Reading(SensoryInput):
         """
         if self.axes:
             # The first kind is the one that attends to patches.
-            return next(iter(self.axes.values())).first
+            return next(iter(self.axes.values())).first_query
         # `cells` has the positions of patches among the tokens.
         last_patch = -1
         for picture in self.pictures:

@@ -168,8 +168,8 @@ def run_model(
     _require_memory(record)
     layers, heads = _layers_and_heads(record.maps)
     # Some models (NumPy's) compute weights without a probe.
-    if model.look is not None:
-        looked = model.look(reading.tokens, layers)
+    if model.compute_maps is not None:
+        looked = model.compute_maps(reading.tokens, layers)
         if full_width is not None:
             full_width[record.maps[0].kind] = looked.full
         return replace(

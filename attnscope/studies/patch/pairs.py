@@ -103,7 +103,7 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
         class_numbers = list(map(str, range(len(model.labels))))
         if target in class_numbers and target not in model.labels:
             return 0, int(target)
-        return 0, model.label_number(target)
+        return 0, model.class_index(target)
     try:
         position = reader.find_position(tokens)
         return position, reader.token_id(target, text, tokens, position)
@@ -129,7 +129,7 @@ class _Reader:
         self._tokenizer = model.tokenizer
         # The ids of tokens that stand for text; empty without a vocabulary: then any token may.
         self._ordinary = frozenset(self._tokenizer.ordinary_ids())
-        self._right_class = None if answer is None else model.label_number(answer)
+        self._right_class = None if answer is None else model.class_index(answer)
 
     def read(self, pair: Pair) -> ReadPair:
         """Return a pair as the model reads it; refuse one that cannot be patched."""
@@ -188,7 +188,7 @@ class _Reader:
         if not answers:
             raise AttnscopeError(f"it has no field {side!r}")
         if self._model.labels:
-            ids = [self._model.label_number(str(answer)) for answer in answers]
+            ids = [self._model.class_index(str(answer)) for answer in answers]
         else:
             ids = [self.token_id(answer, pair.clean, clean, position) for answer in answers]
             self._require_known(ids)

@@ -21,8 +21,8 @@ from attnscope.core.interventions import (
     Patch,
     attribute,
 )
-from attnscope.models.inside.tape import run_instead
-from attnscope.models.model import PASS_TOKENS, Model, Outputs
+from attnscope.models.inside.tape import replace_forwards
+from attnscope.models.model import MAX_PASS_TOKENS, Model, Outputs
 from attnscope.questions.patch import Direction
 from attnscope.studies.patch.pairs import PairBatch
 
@@ -111,7 +111,7 @@ class PairRuns:
         other_difference = self._difference(outputs)[0]
         # Run the changed side once, as yet without patches; later runs resume from its layers.
         self._rerun = model.rerun(self._changed, last=batch.last)
-        self._unpatched = self._difference(self._rerun.whole)[0]
+        self._unpatched = self._difference(self._rerun.clean_outputs)[0]
         # The linear map to the vocabulary, if later runs compute the logits of the answers alone.
         self._narrowed: list[nn.Linear] = []
         self._skip_needless_work()
@@ -128,12 +128,12 @@ class PairRuns:
         In a decoder, no change reaches the tokens before the first that differs. Of the vocabulary, only the logits of
         the answers are read.
         """
-        logits = self._rerun.whole.logits
+        logits = self._rerun.clean_outputs.logits
         head = self._model.unembedding()
         if logits is None or not self._model.resumes:
             return
         if self._model.info.kinds == ("decoder",):
-            self._rerun.start = self.batch.first_difference
+            self._rerun.first_token = self.batch.first_difference
         if type(head) is nn.Linear:
             self._narrowed = [head]
         # Logits may differ by rounding, which grows with the largest one and the root of the depth; the factor 64 is
@@ -143,24 +143,24 @@ class PairRuns:
         tolerance = 64 * epsilon * n_layers**0.5 * logits.abs().max().cpu()
         # A model may fail in any way where part of it is left out.
         with suppress(Exception):
-            unpatched = self._difference(self._again(attend))[0]
+            unpatched = self._difference(self._rerun_from(attend))[0]
             if ((unpatched - self._unpatched).abs() <= tolerance).all():
                 # Later runs are rounded in the same way: so a patch that changes nothing has an effect of 0.
                 self._unpatched = unpatched
                 return
-        self._rerun.start = 0
+        self._rerun.first_token = 0
         self._narrowed = []
 
-    def _again(self, probe: Probe, first: int = 0, times: int = 1) -> Outputs:
-        """Run the changed side again, as `ResumableRun.again`. Maps in `_narrowed` give the logits of answers alone."""
+    def _rerun_from(self, probe: Probe, first_block: int = 0, n_copies: int = 1) -> Outputs:
+        """Run the changed side again by `ResumableRun.run_from`. Maps in `_narrowed` give only logits of answers."""
         answer_ids = self.batch.answer_ids
 
         def answer_logits(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
             bias = None if head.bias is None else head.bias[answer_ids]
             return F.linear(hidden, head.weight[answer_ids], bias)
 
-        with run_instead(self._narrowed, answer_logits):
-            return self._rerun.again(probe, first, times)
+        with replace_forwards(self._narrowed, answer_logits):
+            return self._rerun.run_from(probe, first_block, n_copies)
 
     def _difference(self, outputs: Outputs) -> Tensor:
         """Return the logit differences right - wrong, (run, pair), float64, on the CPU."""
@@ -187,7 +187,7 @@ class PairRuns:
         differences = torch.empty(len(changes), n_pairs, dtype=torch.float64)
         layer_keys = [[change.unit.layer_key] for change in changes]
         n_done = 0
-        for first_block, indices in self._rerun.plan(layer_keys, PASS_TOKENS):
+        for first_block, indices in self._rerun.plan_passes(layer_keys, MAX_PASS_TOKENS):
             # Several changes run side by side, each on its own copy of the pairs: texts are (change * pair).
             patches: dict[LayerKey, list[Patch]] = {}
             for row, index in enumerate(indices):
@@ -197,7 +197,7 @@ class PairRuns:
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
                 patch = Patch(by, heads, values, texts, tokens)
                 patches.setdefault(unit.layer_key, []).append(patch)
-            outputs = self._again(HeadPatcher(patches), first_block, len(indices))
+            outputs = self._rerun_from(HeadPatcher(patches), first_block, len(indices))
             differences[indices] = self._difference(outputs)
             n_done += len(indices)
             if report is not None:
@@ -216,7 +216,7 @@ class PairRuns:
         """
         # Every head keeps the z that it has without patches; of two patches of a head, the later one holds.
         if not self._kept.outputs:
-            self._again(self._kept)
+            self._rerun_from(self._kept)
         patches: dict[LayerKey, list[Patch]] = {}
         for layer_key, output in self._kept.outputs.items():
             all_heads = tuple(range(output.shape[1]))
@@ -226,7 +226,7 @@ class PairRuns:
         patches[sender.layer_key].append(Patch("z", heads, values))
         # Keep what later heads compute from that.
         reached = ActivationRecorder(HeadPatcher(patches))
-        outputs = self._again(reached, self._rerun.block([sender.layer_key]))
+        outputs = self._rerun_from(reached, self._rerun.first_block_of([sender.layer_key]))
         return reached, self._sign * (self._difference(outputs)[0] - self._unpatched)
 
     def attribution(self, by: By) -> dict[LayerKey, Tensor]:

@@ -36,7 +36,7 @@ from attnscope.models.hf.senses.text_generator import Arguments
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.survey import AttentionSurvey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
-from attnscope.models.inside.tape import run_instead
+from attnscope.models.inside.tape import replace_forwards
 from attnscope.models.model import AttentionAxes
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
@@ -402,7 +402,7 @@ def _make_seam_forward(base: PreTrainedModel) -> Callable[..., Any] | None:
     modules = [module for module in base.modules() if type(module).__name__ in names]
 
     def run(**inputs: Any) -> Any:
-        with run_instead(modules, _attend):
+        with replace_forwards(modules, _attend):
             return base(**inputs)
 
     return run if modules else None
