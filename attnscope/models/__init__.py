@@ -243,7 +243,7 @@ def describe(
     config = read_config(source)
     info = describe_native(source, config, sha256=verify_sha256(source), engine=engine)
     # Read only the headers of the weights. This raises if their names or shapes do not fit the configuration.
-    Checkpoint(source.folder, EncoderSettings.from_config(config), "np").names()
+    Checkpoint(source.folder, EncoderSettings.from_config(config), "np").match_names()
     return info, FastTokenizer.open(source.folder)
 
 

@@ -90,7 +90,7 @@ class Sizes:
         return self.n_layers + 2 * self.n_decoder_layers
 
     @property
-    def n_caching_attentions(self) -> int:
+    def caching_layers(self) -> int:
         """Return the number of attentions that keep keys and values (the KV cache) while a text is generated."""
         if self.kind == "encoder":
             return 0

@@ -210,8 +210,8 @@ def _sum_parts_and_pairs(
     query_weights = np.zeros(len(layer_run.queries))
     query_weights[query] = 1.0
     # What each part adds to the query, and to the weighted sum of keys, Σ_k w_k k: part → (d_head,).
-    query_vectors_by_part = score_run.vectors(score_run.call.query, head, query_weights)
-    key_vectors_by_part = score_run.vectors(score_run.call.key, kv_head, key_weights)
+    query_vectors_by_part = score_run.vectors_by_part(score_run.call.query, head, query_weights)
+    key_vectors_by_part = score_run.vectors_by_part(score_run.call.key, kv_head, key_weights)
     # Stack them, (part, d_head). A part that adds to only one of the two has zeros in the other.
     parts = sorted({*query_vectors_by_part, *key_vectors_by_part}, key=_sort_key)
     zeros = np.zeros(inputs.d_head)

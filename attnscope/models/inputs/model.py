@@ -103,8 +103,8 @@ class InputsModel(Model):
         names_of_sequences: The names of the positions of each sequence.
     """
 
-    # These methods raise AttnscopeError: the module is known only with these inputs, and its head not at all
     tokenizer: LabelTokenizer
+    # These methods raise AttnscopeError: of the module, nothing is known but its attention on these inputs
     outputs = rerun = untrained = unembedding = Model._refuse
 
     def __init__(
@@ -125,7 +125,7 @@ class InputsModel(Model):
         self._bound_inputs = bound_inputs
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run the module on all of its inputs, and return its output. The probe gets the sequences of the batch."""
+        """Run the module on all of its inputs, and return its output. The probe gets only sequences of the batch."""
         # All sequences have the same length, so ids have no padding. -1 = the ids belong to no sequence.
         sequence_by_ids = self.tokenizer.sequence_by_ids
         sequences = [sequence_by_ids.get(tuple(ids), -1) for ids in batch.ids.tolist()]

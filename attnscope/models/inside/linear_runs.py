@@ -127,7 +127,7 @@ class ScoreRun:
         ):
             model.run(batch, self._observe)
 
-    def vectors(self, tensor: Tensor, head: int, weights: Floats) -> dict[ModelPart, Floats]:
+    def vectors_by_part(self, tensor: Tensor, head: int, weights: Floats) -> dict[ModelPart, Floats]:
         """Return what each part adds to a weighted sum over tokens of one head's queries or keys, (d_head,) each.
 
         Parts that the queries or keys do not depend on are left out.

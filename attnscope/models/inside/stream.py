@@ -187,8 +187,10 @@ def read_stream_weights(model: Model) -> ResidualStream:
     # Refuse models that show attention weights only; the message ends with "does not show which weights …".
     require_seam(info, "which weights its heads have")
     run = _ObservedRun(model)
-    adapted = find_adapted_maps(model.modules())
-    attentions = tuple(run.attention(layer_key, adapted) for layer_key in sorted(run.finder.calls))
+    adapted_maps = find_adapted_maps(model.modules())
+    attentions = tuple(
+        run.find_weights(layer_key, adapted_maps) for layer_key in sorted(run.finder.calls)
+    )
     # Merge equal notes of several layers into one, such as "L0, L1: …".
     notes: list[str] = []
     layers_by_note: dict[str, list[str]] = {}
@@ -212,9 +214,9 @@ def read_stream_weights(model: Model) -> ResidualStream:
     last_module = run.find_source(run.hidden, len(attentions))
     final_norm = measure_norm(last_module)
     is_in_block = last_module in list_modules(run.blocks.values())
-    head = model.unembedding()
-    head_inputs = [step.input for step in run.steps if step.module is head]
-    unembedding = _known_weight(head)
+    unembedding_module = model.unembedding()
+    unembedding_inputs = [step.input for step in run.steps if step.module is unembedding_module]
+    unembedding = _known_weight(unembedding_module)
     if unembedding is not None and unembedding.shape[1] != info.d_model:
         notes.append(
             f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used"
@@ -227,7 +229,7 @@ def read_stream_weights(model: Model) -> ResidualStream:
         embedding_norm=first_norm,
         final_norm=None if is_in_block else final_norm,
         unembedding=unembedding,
-        is_direct=bool(head_inputs) and have_equal_numbers(head_inputs[-1], run.hidden),
+        is_direct=bool(unembedding_inputs) and have_equal_numbers(unembedding_inputs[-1], run.hidden),
         is_post_norm=lacks_norm and is_in_block and final_norm is not None,
         notes=tuple(notes),
     )
@@ -270,15 +272,17 @@ class _ObservedRun:
         # The second text starts with token 0, or with token 1 if the first text starts with 0.
         ids[1, 0] = int(ids[0, 0] == 0)
         # Make the input of each linear map a leaf of autograd's graph, to differentiate by it later.
-        self._maps = set(list_linear_maps(model.modules()))
+        self._linear_maps = set(list_linear_maps(model.modules()))
         modules = list_modules(model.modules())
-        watched = [module for module in modules if has_no_children(module) or module in self._maps]
-        head = model.unembedding()
-        if head is not None:
-            watched.append(head)
+        watched = [
+            module for module in modules if has_no_children(module) or module in self._linear_maps
+        ]
+        unembedding_module = model.unembedding()
+        if unembedding_module is not None:
+            watched.append(unembedding_module)
         with (
             torch.enable_grad(),
-            hooks(self._maps, _make_leaf, before=True),
+            hooks(self._linear_maps, _make_leaf, before=True),
             hooks(watched, self._record_step),
             hooks(self.blocks.values(), self._record_block_input, before=True),
         ):
@@ -290,7 +294,7 @@ class _ObservedRun:
         if first_input is None or not isinstance(output, Tensor):
             return
         # The inputs of linear maps stay in autograd's graph: `_derivative` differentiates by them.
-        if module in self._maps:
+        if module in self._linear_maps:
             self.finder.check_linear_map(module, inputs, output)
         else:
             first_input = first_input.detach().clone()  # some networks write into their inputs
@@ -308,26 +312,26 @@ class _ObservedRun:
 
         None = no such module returned it.
         """
-        for step in reversed(self._norm_steps()):
+        for step in reversed(self._find_norm_candidates()):
             if step.n_attentions == n_attentions and have_equal_numbers(step.output, output):
                 return step.module
         return None
 
-    def _norm_steps(self) -> list[_Step]:
+    def _find_norm_candidates(self) -> list[_Step]:
         """Return the steps that may be norms: no linear maps, and output and input have the same shape."""
         return [
             step
             for step in self.steps
-            if step.module not in self._maps and step.input.shape == step.output.shape
+            if step.module not in self._linear_maps and step.input.shape == step.output.shape
         ]
 
     @torch.enable_grad()
-    def attention(self, layer_key: LayerKey, adapted: set[nn.Module]) -> AttentionMatrices:
+    def find_weights(self, layer_key: LayerKey, adapted_maps: set[nn.Module]) -> AttentionMatrices:
         """Return the weights of an attention, as far as they can be found.
 
         Args:
             layer_key: The layer key of the attention, (kind, layer).
-            adapted: The linear maps that an adapter wraps, so that their weights are not all that they compute.
+            adapted_maps: The linear maps that an adapter wraps, whose weights are not all that they compute.
         """
         call = self.finder.calls[layer_key]
         # How many attentions had run before this one
@@ -335,7 +339,7 @@ class _ObservedRun:
         notes: list[str] = []
 
         # Find the norm and the projections that read the stream.
-        norm, sources = self._projection_inputs(n_before)
+        norm, sources = self._find_projection_inputs(n_before)
         projections: dict[Role, Projection | None] = {}
         lacking = []
         for role in ROLES:
@@ -355,7 +359,7 @@ class _ObservedRun:
         # Find W_O, which writes to the stream, and the norm that reads its output, if there is one.
         output = output_norm = None
         module = self.finder.output_projections.get(layer_key)
-        weight = None if module in adapted else _known_weight(module)
+        weight = None if module in adapted_maps else _known_weight(module)
         if weight is None:
             notes.append(
                 "no linear map of known weights is fed just what the heads put out: W_O is not known"
@@ -364,7 +368,7 @@ class _ObservedRun:
             # (d_model, n_heads * d_value) -> (n_heads, d_model, d_value)
             output = weight.reshape(len(weight), call.n_heads, -1).transpose(0, 1)
             projected_output = self.finder.projected_outputs[layer_key]
-            for step in self._norm_steps():
+            for step in self._find_norm_candidates():
                 if step.n_attentions == n_before + 1 and have_equal_numbers(
                     step.input, projected_output
                 ):
@@ -381,7 +385,7 @@ class _ObservedRun:
             notes=tuple(notes),
         )
 
-    def _projection_inputs(self, n_before: int) -> tuple[Norm | None, list[Tensor]]:
+    def _find_projection_inputs(self, n_before: int) -> tuple[Norm | None, list[Tensor]]:
         """Find the inputs of the projections of an attention, and the norm that computed them from the stream.
 
         Before the attention, the last linear map that reads the stream, or a norm of it, is a projection. The other
@@ -400,9 +404,9 @@ class _ObservedRun:
         inputs = [
             step.input
             for step in self.steps
-            if step.module in self._maps and step.n_attentions == n_before
+            if step.module in self._linear_maps and step.n_attentions == n_before
         ]
-        norms = [step for step in self._norm_steps() if have_equal_numbers(step.input, stream)]
+        norms = [step for step in self._find_norm_candidates() if have_equal_numbers(step.input, stream)]
         for map_input in reversed(inputs):
             equal_inputs = [other for other in inputs if have_equal_numbers(other, map_input)]
             if have_equal_numbers(map_input, stream):

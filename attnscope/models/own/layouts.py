@@ -108,10 +108,10 @@ class EncoderSettings:
         n_unused = self.pad_token_id + 1 if self.is_roberta else 0
         return self.max_position_embeddings - n_unused
 
-    def tensors(self) -> dict[str, tuple[str, Shape]]:
+    def tensor_specs(self) -> dict[str, tuple[str, Shape]]:
         """Return every tensor: our name → its name in a checkpoint, without prefix, and its shape."""
         width = self.hidden_size
-        inner = self.intermediate_size
+        inner_width = self.intermediate_size
         tensors: dict[str, tuple[str, Shape]] = {}
         for ours, (theirs, size_setting) in _EMBEDDING_TABLES.items():
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", (getattr(self, size_setting), width))
@@ -119,8 +119,8 @@ class EncoderSettings:
         # not listed are (width, width).
         shapes: dict[str, Shape] = {
             "attention_norm": (width,),
-            "up": (inner, width),
-            "down": (width, inner),
+            "up": (inner_width, width),
+            "down": (width, inner_width),
             "norm": (width,),
         }
         # Our name of each module with a bias → its name in a checkpoint, and the shape of its weight.
@@ -200,7 +200,7 @@ def describe_native(
         n_heads=(encoder.num_attention_heads,),
         n_kv_heads=(encoder.num_attention_heads,),
         d_model=encoder.hidden_size,
-        n_parameters=sum(math.prod(shape) for _, shape in encoder.tensors().values()),
+        n_parameters=sum(math.prod(shape) for _, shape in encoder.tensor_specs().values()),
         max_tokens=encoder.max_tokens,
         dtype=dtype,
         device=device,
@@ -240,14 +240,14 @@ class Checkpoint:
         prefix = PREFIXES[encoder.model_type]
         self._prefix = prefix if f"{prefix}embeddings.word_embeddings.weight" in self._files else ""
 
-    def names(self) -> dict[str, str]:
-        """Return our name → the name in the files, for every tensor that the encoder needs. No tensor is read.
+    def match_names(self) -> dict[str, str]:
+        """Find every tensor that the encoder needs: return our name → the name in the files. No tensor is read.
 
         Raises:
             AttnscopeError: A tensor is missing or has another shape, or the layers hold tensors that the encoder would
                 not use.
         """
-        expected = self._encoder.tensors()
+        expected = self._encoder.tensor_specs()
         names = {ours: self._name_in_file(theirs) for ours, (theirs, _) in expected.items()}
         missing = [name for name in names.values() if name not in self._files]
         if missing:
@@ -281,10 +281,10 @@ class Checkpoint:
         """Yield every tensor that the encoder needs: our name, and the tensor after `convert`.
 
         Raises:
-            AttnscopeError: `names` refuses the checkpoint; or a tensor cannot be read; or it holds NaN or infinity,
-                perhaps only after `convert`.
+            AttnscopeError: `match_names` refuses the checkpoint; or a tensor cannot be read; or a tensor holds NaN or
+                infinity, perhaps only after `convert`.
         """
-        for ours, name in self.names().items():
+        for ours, name in self.match_names().items():
             try:
                 tensor = convert(self._read(name))
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:

@@ -65,7 +65,7 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
 
 
 class _Network(nn.Module):
-    """Embeddings and layers. Its parameters have the names that `EncoderSettings.tensors` lists as keys."""
+    """Embeddings and layers. Its parameters have the names that `EncoderSettings.tensor_specs` lists as keys."""
 
     def __init__(self, encoder: EncoderSettings) -> None:
         super().__init__()
@@ -109,11 +109,11 @@ class _Layer(nn.Module):
     def __init__(self, encoder: EncoderSettings, layer: int) -> None:
         super().__init__()
         width = encoder.hidden_size
-        inner = encoder.intermediate_size
+        inner_width = encoder.intermediate_size
         eps = encoder.layer_norm_eps
         self.attention = MultiHeadAttention(width, encoder.num_attention_heads, layer=layer)
-        self.up = nn.Linear(width, inner)
-        self.down = nn.Linear(inner, width)
+        self.up = nn.Linear(width, inner_width)
+        self.down = nn.Linear(inner_width, width)
         self.attention_norm = nn.LayerNorm(width, eps)
         self.norm = nn.LayerNorm(width, eps)
 

@@ -26,7 +26,7 @@ class PlainEncoder(Model):
         info: The facts of the model.
         tokenizer: Its tokenizer.
         encoder: The settings of the encoder.
-        weights: The weights by name, such as "layers.0.attention.q_proj.weight" (see `EncoderSettings.tensors`).
+        weights: The weights by name, such as "layers.0.attention.q_proj.weight" (see `EncoderSettings.tensor_specs`).
     """
 
     # The message and the hint of the error that `Model._refuse` raises, for every method that this engine lacks
