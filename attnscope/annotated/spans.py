@@ -107,8 +107,9 @@ def _parse_links(
         from_start, from_stop = from_span
         # "to" is a list of spans, or one span. A span holds numbers, and no lists.
         to_values: Any = entry.get("to")
-        is_list = isinstance(to_values, list) and to_values
-        if not is_list or not all(isinstance(value, list) for value in to_values):
+        # An empty list counts as one span, and is then refused.
+        is_list = isinstance(to_values, list)
+        if not is_list or to_values == [] or not all(isinstance(span, list) for span in to_values):
             to_values = [to_values]
         for value in to_values:
             start, stop = _require_span(value, text, f'link {number}: "to"')

@@ -95,5 +95,4 @@ def merge_equal_texts(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]
         links = dict.fromkeys(first_text.links)
         for text in other_texts:
             links |= dict.fromkeys(text.links)
-        n_merged = first_text.n_merged + len(other_texts)
-        yield replace(first_text, links=tuple(links), n_merged=n_merged)
+        yield replace(first_text, links=tuple(links), n_merged=first_text.n_merged + len(other_texts))

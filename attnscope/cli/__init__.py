@@ -60,7 +60,6 @@ def main() -> None:
     # matplotlib must draw without a window system.
     use_headless_matplotlib()
     _escape_unprintable()
-    status = 0
     try:
         _require_folder()
         status = _run()

@@ -36,7 +36,8 @@ def ablate(
             record = prune(
                 model_options.model, corpus, ablate_options, model_options.loading, report_progress
             )
-        return output.deliver(record, other_paths=[ablate_options.save])
+        output.deliver(record, other_paths=[ablate_options.save])
+        return
     # Without --save, measure the effect of each head. A loss needs the model's prediction head.
     load_options = model_options.loading
     if ablate_options.loss != "none":
@@ -46,4 +47,4 @@ def ablate(
     with progress(file_options.quiet) as report_progress:
         model = load_options.load(model_options.model)
         record = study(model, corpus, ablate_options, report_progress, workers)
-    return output.deliver(record)
+    output.deliver(record)

@@ -117,7 +117,7 @@ def _fail_unless_complete(result: BatchRun) -> None:
         print(f"note: {amount(n_drawn, 'text')} drawn; the same command goes on", file=sys.stderr)
         raise KeyboardInterrupt
     if result.failed:
-        failed_phrase = amount(len(result.failed), "text")
         raise AttnscopeError(
-            f"{failed_phrase} could not be read or drawn", "all others are drawn" if n_drawn else ""
+            f"{amount(len(result.failed), 'text')} could not be read or drawn",
+            "all others are drawn" if n_drawn else "",
         )

@@ -42,8 +42,9 @@ def _print_known_models(printing_options: PrintingOptions) -> None:
         for entry in entries:
             # None = the model's files are not on this machine.
             folder = None if entry.folder is None else str(entry.folder)
-            fields = {"name": entry.name, "state": entry.state, "what": entry.about, "folder": folder}
-            model_objects.append(fields)
+            model_objects.append(
+                {"name": entry.name, "state": entry.state, "what": entry.about, "folder": folder}
+            )
         print_json({"schema": "attnscope.models/1", "models": model_objects})
         return
     # `least` is the smallest width of a column, in characters.
