@@ -94,15 +94,17 @@ class ScoreRun:
         self._layer_key = layer_key
         self._leaves: list[_Leaf] = []
         # The layer key of the attention that ran last, with a default for modules that run before any attention
-        self._latest: LayerKey = ("encoder", 0)
-        self._layer_keys = _layer_keys_by_module(model)
+        self._latest_layer_key: LayerKey = ("encoder", 0)
+        self._layer_keys_by_module = _find_layer_keys(model)
         modules = list_modules(model.modules())
-        linear = set(list_linear_maps(modules))
+        linear_maps = set(list_linear_maps(modules))
         self._projections, output_projections = _find_projections(model)
         # All other linear maps in blocks belong to feed-forward networks (MLPs). So do modules whose weight has 3 axes,
         # which are the linear maps of several experts.
-        mlp_maps = (linear & self._layer_keys.keys()) - output_projections - self._projections
-        for module in self._layer_keys:
+        mlp_maps = (
+            (linear_maps & self._layer_keys_by_module.keys()) - output_projections - self._projections
+        )
+        for module in self._layer_keys_by_module:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
                 mlp_maps.add(module)
         # Test every module without children: it is a norm if it computes a LayerNorm or RMSNorm.
@@ -113,8 +115,8 @@ class ScoreRun:
                 self._norms[module] = norm
         # Projections and output projections stay linear, and only their bias is a part. The unembedding does not write
         # to the stream.
-        other_maps = linear - mlp_maps - {model.unembedding()}
-        # Run the model. The hooks make the output of each part a leaf.
+        other_maps = linear_maps - mlp_maps - {model.unembedding()}
+        # Run the model. The hooks make the output of each part a leaf. A layer key ends with the number of the layer.
         first_blocks = [block for layer_key, block in model.blocks().items() if layer_key[1] == 0]
         embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
         with (
@@ -179,8 +181,8 @@ class ScoreRun:
 
     def _observe(self, call: AttentionCall) -> Tensor:
         """Compute an attention, and make the outputs of its heads a leaf. This is the hook at the seam."""
-        self._latest = (call.kind, call.layer)
-        if self._latest == self._layer_key:
+        self._latest_layer_key = (call.kind, call.layer)
+        if self._latest_layer_key == self._layer_key:
             self.call = call
         with torch.no_grad():
             output = attend(call)
@@ -197,9 +199,9 @@ class ScoreRun:
         """Make the output of a map of a feed-forward network a leaf. This is a forward hook."""
         # A block may have decoder attention and cross-attention: name the part by the alphabetically first kind. If
         # several layers share a module, name it by the attention that ran last.
-        layer_keys = self._layer_keys[module]
+        layer_keys = self._layer_keys_by_module[module]
         layers = {layer for _, layer in layer_keys}
-        kind, layer = min(layer_keys) if len(layers) == 1 else self._latest
+        kind, layer = min(layer_keys) if len(layers) == 1 else self._latest_layer_key
         return self._add_leaf(output, ModelPart(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
 
     def _detach_embedding(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
@@ -244,7 +246,7 @@ class ScoreRun:
         return output + self._add_leaf(torch.zeros_like(output), ModelPart(name, "bias"), value=value)
 
 
-def _layer_keys_by_module(model: Model) -> dict[nn.Module, set[LayerKey]]:
+def _find_layer_keys(model: Model) -> dict[nn.Module, set[LayerKey]]:
     """Return the layer keys of the attentions in whose blocks a module lies, by module.
 
     Modules outside of all blocks are left out.

@@ -113,7 +113,7 @@ def list_linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 def is_transposed(module: nn.Module | None) -> bool:
     """Return whether a module is GPT-2's linear map, whose weight is (in, out) and not (out, in)."""
-    # Several libraries have a class of this name. Only that of transformers has the attribute `nx`.
+    # Other libraries may also have a class Conv1D. Only the class of transformers has the attribute `nx`.
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 

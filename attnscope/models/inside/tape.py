@@ -103,8 +103,8 @@ class ResumableRun:
         changes_by_block: dict[int, list[int]] = {}
         for change_index, layer_keys in enumerate(changes):
             changes_by_block.setdefault(self.first_block_of(layer_keys), []).append(change_index)
-        # Both the tokens and the logits limit how many changes fit into a pass. The logits of the clean run are at
-        # least as many as those of a copy, since a copy may leave out early tokens.
+        # Both the tokens and the logits limit how many changes fit into a pass. A copy has at most as many logits as
+        # the clean run: it may leave out early tokens.
         n_per_pass = max_pass_tokens // self._batch.ids[:, self.first_token :].numel()
         if self.clean_outputs.logits is not None:
             n_per_pass = min(n_per_pass, MAX_PASS_LOGITS // self.clean_outputs.logits.numel())

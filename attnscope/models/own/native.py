@@ -27,7 +27,7 @@ class NativeModel(LayeredModel):
     _network: "_Network"
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run a batch; the probe computes each attention. RoBERTa has no segments, and ignores those of the batch."""
+        """Run a batch; the probe computes each attention. RoBERTa has no segments, and ignores the batch's segments."""
         batch = self._prepare(batch)
         encoder = self._network.encoder
         segments = None if encoder.is_roberta else batch.segments
@@ -118,7 +118,7 @@ class _Layer(nn.Module):
         self.norm = nn.LayerNorm(width, eps)
 
     def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
-        """Return the hidden states after the layer, (batch, token, d_model); `hidden` are those before it."""
+        """Apply the layer to hidden states, (batch, token, d_model)."""
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
         hidden = self.attention_norm(hidden + attended)
         output: Tensor = self.norm(hidden + self.down(F.gelu(self.up(hidden))))
