@@ -57,7 +57,7 @@ def sentences() -> list[str]:
 
 
 def collect(spec: str, texts: Sequence[str], queries: int) -> dict[str, Any]:
-    """Return the numbers of each text: what `measures_of` and `lines_of` return, by name."""
+    """Return the numbers of each text: what `measures_of` and `read_lines` return, by name."""
     import torch
 
     import attnscope
@@ -155,7 +155,7 @@ def sums_of(times: Floats, s: Floats, c: Floats, n_texts: int) -> RunningSums:
         np.zeros_like(n),
     ]
     shape = (7, len(times), *s.shape[1:])
-    return RunningSums.of_moments(np.reshape(moments, shape), n_texts)
+    return RunningSums.from_moments(np.reshape(moments, shape), n_texts)
 
 
 class Held:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from scipy.stats import binom
 
-from attnscope.core.pairs import pair_means, shares_of_total, weakest_total
+from attnscope.core.pairs import min_total_strength, pair_means, shares_of_total
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
@@ -95,7 +95,7 @@ def main() -> None:
         "cells_with_shares": len(shown),
         "failed": failed,
         "worst_where_1_percent_are_shown": worst,
-        "weakest_total": {n: weakest_total(n) for n in N_PAIRS},
+        "weakest_total": {n: min_total_strength(n) for n in N_PAIRS},
         "means": coverage_of_means(chance, arguments.draws),
     }
     print(json.dumps(report))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.corpus import CorpusText, block_batches, blocks, chunks, tokens_of_ids
+from attnscope.corpus import CorpusText, batch_block, chunks, cut_into_blocks, tokens_of_ids
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import CLS, SEP, encode
 
@@ -14,12 +14,12 @@ def stream(n, length=lambda i: 3):
 
 
 def test_a_block_ends_where_its_texts_are_many_characters(monkeypatch):
-    monkeypatch.setattr("attnscope.corpus.batching.BLOCK_CHARACTERS", 10)
+    monkeypatch.setattr("attnscope.corpus.batching.MAX_BLOCK_CHARACTERS", 10)
     texts = [
         CorpusText(i, "s", i + 1, text="x" * n) for i, n in enumerate([4, 4, 4, 30, 1, 9, 1, 1, 1, 1])
     ]
     texts.append(CorpusText(10, "s", 11, ids=(1, 2, 3)))
-    whole = list(blocks(texts, 3))
+    whole = list(cut_into_blocks(texts, 3))
     assert [[text.index for text in block.texts] for block in whole] == [
         [0, 1, 2],
         [3],
@@ -32,7 +32,7 @@ def test_a_block_ends_where_its_texts_are_many_characters(monkeypatch):
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_blocks_are_together_the_corpus(n, size):
-    whole = list(blocks(stream(n), size))
+    whole = list(cut_into_blocks(stream(n), size))
     assert [text for block in whole for text in block.texts] == stream(n)
     assert all(len(block.texts) == size for block in whole[:-1])
     assert [block.index for block in whole] == list(range(-(-n // size)))
@@ -47,7 +47,9 @@ def described(made):
 @given(st.lists(st.integers(0, 60), max_size=30), st.integers(10, 100))
 def test_batches_hold_every_chunk_once_within_the_budget(lengths, budget):
     whole_corpus = stream(len(lengths), lambda i: lengths[i])
-    made = [block_batches(block, encode, limit=11, budget=budget) for block in blocks(whole_corpus, 7)]
+    made = [
+        batch_block(block, encode, limit=11, budget=budget) for block in cut_into_blocks(whole_corpus, 7)
+    ]
     whole = [batch for block in made for batch in described(block)]
     seen = sorted((text, number) for batch in whole for text, number, _ in batch)
     assert len(seen) == len(set(seen))
@@ -79,7 +81,7 @@ def test_chunks_hold_every_token_and_the_special_ones_at_both_ends(n, size, data
         inner = part.tokens.ids[1:-1].tolist()
         assert rebuilt[len(rebuilt) - part.n_repeated :] == inner[: part.n_repeated]
         rebuilt += inner[part.n_repeated :]
-        assert inner[: part.n_repeated] == part.tokens.ids[part.repeated].tolist()
+        assert inner[: part.n_repeated] == part.tokens.ids[part.is_repeated].tolist()
     assert rebuilt == tokens.ids[1:-1].tolist()
     assert all(len(part) == size for part in made[:-1])
 

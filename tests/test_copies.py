@@ -20,7 +20,7 @@ def kept(*texts):
     ]
     seen = CopyFilter()
     left = [text.index for text in distinct(given, seen)]
-    assert seen.n == len(texts) - len(left)
+    assert seen.n_dropped == len(texts) - len(left)
     return left
 
 
@@ -134,7 +134,7 @@ def test_token_numbers_are_copies_where_all_are_the_same():
 def test_as_many_are_remembered_as_there_is_room_for(monkeypatch):
     texts = [" ".join(f"w{i}x{j}" for j in range(6)) for i in range(3000)]
     assert len(kept(*texts, *texts)) == 3000
-    monkeypatch.setattr(copies, "REMEMBERED", 1024)
+    monkeypatch.setattr(copies, "MAX_DIGESTS", 1024)
     assert kept(*texts) == list(range(3000))  # too many to remember, and no text is lost for it
     assert 3000 < len(kept(*texts, *texts)) <= 6000
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.corpus import Corpus, CorpusText, Problem, TextBlock, block_batches, blocks, lines
+from attnscope.corpus import Corpus, CorpusText, Problem, TextBlock, batch_block, cut_into_blocks, lines
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import write
 
@@ -137,7 +137,7 @@ def test_stdin_can_be_read_again_even_after_half_of_it(stdin):
 
 
 def test_a_stdin_that_finds_no_room_ends_the_study_and_is_no_part_of_it(stdin, monkeypatch, tmp_path):
-    monkeypatch.setattr(lines, "_IN_MEMORY", 1000)
+    monkeypatch.setattr(lines, "_MAX_MEMORY_BYTES", 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     stdin(b"a line\n" * 1000)
     with pytest.raises(AttnscopeError, match=r"stdin cannot be kept to be read again.*TMPDIR"):
@@ -292,7 +292,7 @@ def test_memory_does_not_grow_with_the_corpus(name, tmp_path):
         file.write("text\n" if "csv" in name else "")
         file.writelines(f"{one}\n" for _ in range(size // len(one)))
     tracemalloc.start()
-    n = sum(len(block.texts) for block in blocks(Corpus([path])))
+    n = sum(len(block.texts) for block in cut_into_blocks(Corpus([path])))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert n == size // len(one)
@@ -356,6 +356,6 @@ def test_a_pair_of_which_a_text_is_missing_is_listed(tmp_path, line, reason):
 def test_a_pair_is_tokenised_with_its_sides_told_apart():
     model = attnscope.load("minilm")
     pair = CorpusText(0, "texts", 1, "Who sat?", pair="The cat.")
-    (chunk,) = block_batches(TextBlock(0, (pair,)), model.tokenizer.encode)[0]
+    (chunk,) = batch_block(TextBlock(0, (pair,)), model.tokenizer.encode)[0]
     assert list(chunk.tokens.labels) == ["[CLS]", "who", "sat", "?", "[SEP]", "the", "cat", ".", "[SEP]"]
     assert list(chunk.tokens.segments) == [0, 0, 0, 0, 0, 1, 1, 1, 1]

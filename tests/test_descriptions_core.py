@@ -79,7 +79,7 @@ def test_the_loss_of_each_row_is_the_one_of_its_definition():
     rows = rows_with(heads, features, starts, texts)
     terms = {2: 0.8, 6: -1.1, 0: 2.5}
     found = Description(tuple(terms), np.array(list(terms.values())), (), 1.0)
-    part = rows.of_texts(range(3, 8))
+    part = rows.select_texts(range(3, 8))
     for head, weights in enumerate(heads):
         expected = [kl_by_definition(weights, terms, rows, row) for row in part.index]
         np.testing.assert_allclose(
@@ -92,8 +92,8 @@ def test_the_loss_of_each_row_is_the_one_of_its_definition():
 def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition():
     features, starts, texts = sample(n_texts=3, n_rows=4)
     rows = rows_with([attention_of({0: 1.0}, features, starts)], features, starts, texts)
-    part = rows.of_texts([0, 2])
-    p = part.unscaled((3, 6), np.array([1.2, -0.4]), 0)
+    part = rows.select_texts([0, 2])
+    p = part.unnormalised_probabilities((3, 6), np.array([1.2, -0.4]), 0)
     mean = 0.0
     for row in part.index:
         by_key = [
@@ -105,12 +105,12 @@ def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition
             for a, e in zip(by_key, range(starts[row], starts[row + 1]), strict=True)
         )
         mean += on / sum(by_key) / len(part.index)
-    assert part.by_entry(6, 0) @ part.weighted(p, 0) == pytest.approx(mean, rel=1e-6)
+    assert part.by_entry(6, 0) @ part.weight_rows(p, 0) == pytest.approx(mean, rel=1e-6)
     assert part.means(p[None], part.weights)[0, 6] == pytest.approx(mean, rel=1e-6)
 
 
 def refit(rows, head, terms):
-    attention = rows.weighted(rows.scaled(head), head)
+    attention = rows.weight_rows(rows.normalise_rows(head), head)
     expected = np.array([rows.by_entry(term, head) @ attention for term in terms])
     return fit_weights(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), 1e-7)
 
@@ -119,7 +119,7 @@ def test_a_refit_is_at_the_minimum():
     features, starts, texts = sample()
     heads = [attention_of({0: 2.0, 3: 1.5}, features, starts, 1.5)]
     rows = rows_with(heads, features, starts, texts)
-    part = rows.of_texts(range(12))
+    part = rows.select_texts(range(12))
 
     def mean_kl(weights):
         terms = dict(zip((0, 3), weights, strict=True))
@@ -144,13 +144,13 @@ def test_planted_rules_are_found(seed):
         mixtures.append({int(first): 3.5, int(second): 2.5})
     heads = [attention_of(rule, features, starts, 0.4, seed) for rule in (*rules, *mixtures)]
     rows = rows_with(heads, features, starts, texts)
-    found = find_terms(rows.of_texts(range(8)), SIMPLICITY)
+    found = find_terms(rows.select_texts(range(8)), SIMPLICITY)
     for head, rule in enumerate(rules):
         assert found[head].terms[0] in rule
     for head, rule in enumerate(mixtures, len(rules)):
         assert set(rule) <= set(found[head].terms)
     for head, one in enumerate(found):
-        how, _ = score_description(rows.of_texts(range(8, 16)), head, one)
+        how, _ = score_description(rows.select_texts(range(8, 16)), head, one)
         assert how.low <= how.explained <= how.high
         assert how.explained > 0.6
 
@@ -159,10 +159,10 @@ def test_of_noise_nothing_is_explained_on_other_texts():
     features, starts, texts = sample(n_texts=30, seed=3)
     heads = [attention_of({}, features, starts, 2.0, seed) for seed in range(6)]
     rows = rows_with(heads, features, starts, texts)
-    assert rows.of_texts(range(15)).mean_nats.min() > 0.8
-    found = find_terms(rows.of_texts(range(15)), SIMPLICITY)
+    assert rows.select_texts(range(15)).mean_nats.min() > 0.8
+    found = find_terms(rows.select_texts(range(15)), SIMPLICITY)
     for head, one in enumerate(found):
-        assert abs(score_description(rows.of_texts(range(15, 30)), head, one)[0].explained) < 0.12
+        assert abs(score_description(rows.select_texts(range(15, 30)), head, one)[0].explained) < 0.12
 
 
 def test_texts_weigh_the_same_however_many_rows_they_have():
@@ -179,10 +179,10 @@ def test_texts_weigh_the_same_however_many_rows_they_have():
         texts[again],
         weights[None, entries],
     )
-    one = rows.of_texts(range(6))
-    other = more.of_texts(range(6))
+    one = rows.select_texts(range(6))
+    other = more.select_texts(range(6))
     np.testing.assert_allclose(one.expected[0], other.expected[0], rtol=1e-12)
-    even = [rows.by_entry(6, 0) @ rows.weighted(rows.counts, 0) for rows in (one, other)]
+    even = [rows.by_entry(6, 0) @ rows.weight_rows(rows.counts, 0) for rows in (one, other)]
     assert even[0] == pytest.approx(even[1], rel=1e-6)
     np.testing.assert_allclose(refit(one, 0, (0, 2))[0], refit(other, 0, (0, 2))[0], rtol=1e-6)
     assert one.weights.sum() == pytest.approx(1)

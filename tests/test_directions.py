@@ -42,9 +42,9 @@ def attending(rows, scores, noise, seed):
 def first_term(rows, offsets, x):
     """The values of the first term over (query, key) of the scored half, and the share that the terms explain there."""
     half = range(N_TEXTS // 2)
-    rows = replace(rows, columns=fit_features(rows.of_texts(half), offsets, x))
-    (found,) = find_terms(rows.of_texts(half), [5], max_terms=3)
-    scored = rows.of_texts(range(N_TEXTS // 2, N_TEXTS))
+    rows = replace(rows, columns=fit_features(rows.select_texts(half), offsets, x))
+    (found,) = find_terms(rows.select_texts(half), [5], max_terms=3)
+    scored = rows.select_texts(range(N_TEXTS // 2, N_TEXTS))
     if not found.terms:
         return np.zeros(scored.size), score_description(scored, 0, found)[0].explained
     first = found.terms[0]
@@ -63,7 +63,7 @@ def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(is_pair, c
         planted = np.isin(rows.key_types, np.random.default_rng(seed).choice(N_TYPES, 6, replace=False))
     rows = replace(rows, attention=attending(rows, 3.0 * planted, 0.5, seed))
     values, explained = first_term(rows, offsets, x)
-    on = planted[rows.of_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
+    on = planted[rows.select_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
     assert np.corrcoef(on, values)[0, 1] > correlation
     assert explained > share
 
@@ -78,8 +78,10 @@ def test_of_noise_nothing_is_found(seed):
 def test_directions_do_not_depend_on_which_heads_are_fitted_together():
     rows, offsets, x = sample(0)
     weights = [attending(rows, np.zeros(len(rows.key_types)), 1.0, seed)[0] for seed in range(3)]
-    together = fit_features(replace(rows, attention=np.stack(weights)).of_texts(range(9)), offsets, x)[1]
-    alone = fit_features(replace(rows, attention=weights[1][None]).of_texts(range(9)), offsets, x)[0]
+    together = fit_features(
+        replace(rows, attention=np.stack(weights)).select_texts(range(9)), offsets, x
+    )[1]
+    alone = fit_features(replace(rows, attention=weights[1][None]).select_texts(range(9)), offsets, x)[0]
     np.testing.assert_array_equal(alone[0].key_levels, together[0].key_levels)
 
 

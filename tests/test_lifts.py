@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 
 from attnscope.core.intervals import skewed_interval, unseen_share
-from attnscope.core.lifts import ItemSums, offset_masses
+from attnscope.core.lifts import ItemSums, sum_by_offset
 
 
 @pytest.mark.parametrize("first", [0, 3])
@@ -19,7 +19,7 @@ def test_mass_by_offset(first):
         for key in range(11):
             offset = min(3, max(-3, key - query - first))
             expected[:, offset + 3] += weights[:, query, key].numpy()
-    np.testing.assert_allclose(offset_masses(weights, 2, first), expected, rtol=1e-5)
+    np.testing.assert_allclose(sum_by_offset(weights, 2, first), expected, rtol=1e-5)
 
 
 def test_lifts_are_means_over_texts_with_their_intervals():
@@ -34,7 +34,7 @@ def test_lifts_are_means_over_texts_with_their_intervals():
     for n in range(n_texts):
         sums.add(second, np.array([4, 2]), masses[[n]], even[[n]], counts[n], most[n])
     sums.add(second, np.array([0, 3]), np.ones((1, 2)), np.array([[0.5, 0.0]]), np.ones(2), np.ones(2))
-    found = sums.lifts()
+    found = sums.compute_lifts()
     for item, number in ((4, 0), (2, 1)):
         lifts = masses[:, number] / even[:, number]
         half = student.ppf(0.975, n_texts - 1) * lifts.std(ddof=1) / math.sqrt(n_texts)
@@ -59,6 +59,6 @@ def test_intervals_of_lifts_hold_the_truth(p, n_texts, least):
     for _ in range(n_texts):
         hits = (chance.random(n) < p).astype(float)
         sums.add(slice(1), np.arange(n), hits[None], np.full((1, n), 0.1), np.ones(n), np.full(n, 10.0))
-    found = sums.lifts()
+    found = sums.compute_lifts()
     assert ((found.low <= p / 0.1) & (p / 0.1 <= found.high)).mean() >= least
     assert (found.high > found.low).all()  # texts that were all alike make nobody sure

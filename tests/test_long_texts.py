@@ -262,7 +262,7 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(model_type, more, run, monkey
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
-    monkeypatch.setattr(masked_texts, "KEPT_PAIRS", 1)
+    monkeypatch.setattr(masked_texts, "MAX_CACHED_PAIRS", 1)
     model = model_of(model_type, **more)
     n = 640
     run(model, n)  # what is made once and kept

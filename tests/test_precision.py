@@ -18,7 +18,7 @@ from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_without_map
 from attnscope.core.measures import HeadMeasures, measures_of_weights
-from attnscope.core.relations import keep_links
+from attnscope.core.relations import record_links
 from tests.core_helpers import make_call
 from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of
@@ -79,7 +79,7 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype):
         "tiles": attend_in_tiles(call),
         "lean": attend_without_map(call),
         "sums": HeadMeasures(facts)(call),
-        "links": keep_links(links)(call),
+        "links": record_links(links)(call),
         "gate": HeadGate({("encoder", call.layer): ones, ("decoder", call.layer): ones})(call),
     }
     for name, output in ways.items():

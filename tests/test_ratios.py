@@ -6,11 +6,11 @@ from scipy.stats import binom, t
 
 from attnscope.core.pairs import (
     MARGIN,
-    RARE,
+    RARE_PROBABILITY,
     degrees_of_freedom,
+    min_total_strength,
     pair_means,
     shares_of_total,
-    weakest_total,
 )
 from benchmarks.patch_intervals import simulate
 
@@ -54,8 +54,8 @@ def test_a_share_is_within_its_ends_where_the_pairs_do_not_refute_it(mean):
     np.testing.assert_allclose(share, values.mean(0) / total.mean())
     nu = (n - 1) / 3
     strength = abs(total.mean()) / (total.std(ddof=1) / n**0.5)
-    widest = t.isf(RARE, nu)
-    assert weakest_total(n) == pytest.approx(MARGIN * widest)
+    widest = t.isf(RARE_PROBABILITY, nu)
+    assert min_total_strength(n) == pytest.approx(MARGIN * widest)
     k = max(t.isf(0.025, nu), widest * (3 - strength / (MARGIN * widest)) / 2)
     assert (k > t.isf(0.025, nu)) == (abs(mean) < 5)
     for end in (low, high):
@@ -70,7 +70,7 @@ def test_a_total_that_is_not_far_from_0_has_no_shares(n):
     around = np.linspace(-1, 1, n)[:, None]
     error = around.std(ddof=1) / n**0.5
     for factor, is_shown in ((0.999, False), (1.001, True), (-0.999, False), (-1.001, True)):
-        total = around + factor * weakest_total(n) * error
+        total = around + factor * min_total_strength(n) * error
         assert np.isfinite(shares_of_total(total / 3, total)).all() == is_shown
 
 

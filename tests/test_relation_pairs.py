@@ -11,7 +11,7 @@ import attnscope
 from attnscope.annotated import AnnotatedText, Link, spans
 from attnscope.annotated.texts import AnnotationError
 from attnscope.core.attention.seam import AttentionCall, attention_weights
-from attnscope.core.relations import keep_links, links_of_weights
+from attnscope.core.relations import record_links, score_links
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.studies.relations.evidence import RULES, HalfSplitter, right_rules
@@ -213,7 +213,7 @@ def test_the_probe_across_is_what_plain_loops_give():
     links = [(0, [4], [1], 0), (0, [6, 7], [0, 3], 1), (1, [9], [4], 0), (1, [0], [2], 1)]
     facts = facts_of(queries, links)  # rows and their pieces are the target's
     facts = replace(facts, word_of_token=torch.tensor(units), is_across=True)
-    probe = keep_links(facts)
+    probe = record_links(facts)
     probe(call)
     weights = attention_weights(call)
     # As one text of both: the target's words come after the text's, and no weight is on them.
@@ -227,9 +227,9 @@ def test_the_probe_across_is_what_plain_loops_give():
         whole.tolist(), joined, [(t, [s + 10 for s in own], to, c) for t, own, to, c in links], 2
     )
     require(probe.maps["cross"][0], expected)
-    require(links_of_weights(weights, facts), expected)
+    require(score_links(weights, facts), expected)
     with pytest.raises(ValueError, match="the links are of"):
-        keep_links(facts)(AttentionCall(0, "cross", query[:, :, :5], key, value, 0.6))
+        record_links(facts)(AttentionCall(0, "cross", query[:, :, :5], key, value, 0.6))
 
 
 def test_rules_counted_by_hand():

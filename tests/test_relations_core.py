@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attnscope.core import relations as core_relations
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
+from attnscope.core.relations import LinkFacts, record_links, score_links
 from tests.core_helpers import EXACT
 
 # [CLS] un ##happy cats sleep [SEP]
@@ -67,7 +67,7 @@ def test_the_rules_counted_by_hand():
         # right, as nothing else is left; mass (0.30 + 0.10 + 0.20) / 3.
         (0, [UNHAPPY, CATS], [SLEEP], 5),
     ]
-    found = links_of_weights(torch.tensor([[WEIGHTS]]), facts_of([UNITS], links))
+    found = score_links(torch.tensor([[WEIGHTS]]), facts_of([UNITS], links))
     assert found[:, 0, 0].tolist() == [1, 1, 0, 0, 1, 1]
     assert found[:, 0, 1].tolist() == pytest.approx([0.35, 0.30, 0.20, 0.15, 0.53, 0.20])
 
@@ -75,11 +75,11 @@ def test_the_rules_counted_by_hand():
 def test_a_tie_is_shared_and_nothing_is_right_without_weight():
     even = torch.full((1, 1, 4, 4), 0.25)
     units = [[0, 1, 2, 3]]
-    found = links_of_weights(even, facts_of(units, [(0, [0], [1], 0), (0, [1], [0, 3], 1)]))
+    found = score_links(even, facts_of(units, [(0, [0], [1], 0), (0, [1], [0, 3], 1)]))
     assert found[:, 0, 0].tolist() == pytest.approx([1 / 3, 2 / 3])
     nothing = torch.zeros(1, 1, 4, 4)
     nothing[..., 0, 0] = 1
-    found = links_of_weights(nothing, facts_of(units, [(0, [0], [1], 0)]))
+    found = score_links(nothing, facts_of(units, [(0, [0], [1], 0)]))
     assert found.tolist() == [[[0, 0]]]
 
 
@@ -180,9 +180,9 @@ def test_the_probe_is_what_plain_loops_give(seed, n_texts, length, causal, eleme
     facts = facts_of(units, links)
     expected = by_loops(attention_weights(call).double().tolist(), units, links, facts.n_cells)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(core_relations, "WEIGHTS_AT_ONCE", elements)
-        probe = keep_links(facts)
+        patched.setattr(core_relations, "MAX_WEIGHTS_IN_MEMORY", elements)
+        probe = record_links(facts)
         output = probe(call)
     torch.testing.assert_close(output, attend(call), **EXACT)
     require(probe.maps[call.kind][0], expected)
-    require(links_of_weights(attention_weights(call), facts), expected)
+    require(score_links(attention_weights(call), facts), expected)

@@ -34,10 +34,10 @@ def test_heads_and_what_is_said_of_them_are_the_loops(n_queries, n_keys, count, 
     q, k, v = (chance.standard_normal((n, 12)) for n in (n_queries, n_keys, n_keys))
     may = chance.random((n_queries, n_keys)) > 0.5
     may[:, 0] = True
-    found = splitting.cut(q, k, v, count, may=may)
+    found = splitting.split_heads(q, k, v, count, mask=may)
     output, weights = oracle.multi_head(q, k, v, count, mask=may)
     np.testing.assert_allclose(found.weights, weights, **EXACT)
-    np.testing.assert_allclose(found.joined, output, **EXACT)
+    np.testing.assert_allclose(found.concat_output, output, **EXACT)
     for head in range(count):
         entropies = [plain_entropy(row) for row in weights[head]]
         np.testing.assert_allclose(found.entropy_nats[head], np.mean(entropies), rtol=1e-9, atol=1e-12)

@@ -37,8 +37,8 @@ def inputs_of(
 
 
 def steps(inputs, head, query):
-    lines = stepwise.head_lines(inputs, head, query)
-    return dict(zip((line.name for line in lines), stepwise.compute(lines, inputs), strict=True))
+    lines = stepwise.head_steps(inputs, head, query)
+    return dict(zip((line.name for line in lines), stepwise.run_steps(lines, inputs), strict=True))
 
 
 def test_the_lines_share_no_code_with_what_they_are_checked_by():

@@ -125,7 +125,7 @@ def test_every_measure_is_its_definition(situation, elements, kept):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "MIN_QUERIES_PER_TILE", 2)
-        patch.setattr(masked_texts, "KEPT_PAIRS", kept)
+        patch.setattr(masked_texts, "MAX_CACHED_PAIRS", kept)
         check(*situation)
 
 

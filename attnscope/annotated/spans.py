@@ -23,7 +23,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
-from attnscope.corpus.formats import is_unicode, json_object, shorten
+from attnscope.corpus.formats import is_unicode, parse_json_object, shorten
 from attnscope.text import is_blank, word_spans
 
 
@@ -34,8 +34,8 @@ def parse(line: str, source: str, line_number: int) -> AnnotatedText | None:
         AnnotationError: The line is no JSON object with these fields, or a span is empty, outside the text, or overlaps
             its link's source.
     """
-    # Read and check the fields. For a malformed line json_object returns the reason.
-    entry = json_object(line)
+    # Read and check the fields. For a malformed line parse_json_object returns the reason.
+    entry = parse_json_object(line)
     if isinstance(entry, str):
         raise AnnotationError(entry)
     text = entry.get("text")

@@ -167,7 +167,7 @@ def find_terms(
         One description per head, in their order.
     """
     # Only features that vary in enough texts may be terms, (shared feature,) bool.
-    usable = rows.varies_in >= min(MIN_TEXTS, len(np.unique(rows.texts)))
+    usable = rows.n_varying_texts >= min(MIN_TEXTS, len(np.unique(rows.texts)))
     if candidates is not None:
         usable &= np.isin(np.arange(rows.n_shared), candidates)
     descriptions: list[Description] = []
@@ -245,11 +245,11 @@ class _Search:
 
     def unscaled(self) -> NDArray[np.float32]:
         """Return p of the terms so far, up to a factor per row, (entry,)."""
-        return self._rows.unscaled(self.terms, self._weights, self.head)
+        return self._rows.unnormalised_probabilities(self.terms, self._weights, self.head)
 
     def _own_means(self, p: NDArray[np.floating]) -> Floats:
         """Return the mean of E_p[f] of the head's own features, (own feature,); p is given up to a factor per row."""
-        means: Floats = self._own_values @ self._rows.weighted(p, self.head)
+        means: Floats = self._own_values @ self._rows.weight_rows(p, self.head)
         return means
 
     def add_term(
@@ -449,7 +449,7 @@ def compute_row_losses(
     # -H - Σ w E_A[f] + ln Z of each row, (row,); `expected` is Σ w E_A[f].
     log_sums = rows.table(description.terms, head).log_sums(description.weights)
     scores = rows.scores(description.terms, description.weights, head)
-    expected = rows.sums(rows.scaled(head) * scores)
+    expected = rows.sums(rows.normalise_rows(head) * scores)
     losses: Floats = np.maximum(log_sums - expected - rows.entropies[:, head], 0.0)
     return losses
 

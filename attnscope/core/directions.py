@@ -169,12 +169,12 @@ class _Fit:
         self._by_key = _summing_matrix(self._keys, len(self._types))
         self._by_query = _summing_matrix(self._queries, len(self._types))
         self._by_bucket = _summing_matrix(self._buckets, len(OFFSET_EDGES) + 1)
-        self._by_row = _summing_matrix(rows.row_of, n_rows)
+        self._by_row = _summing_matrix(rows.row_of_entry, n_rows)
         # Observed attention B times the weight of its row, (entry, head). `scaled` returns rows that sum to 1, and the
         # row weights of a head sum to 1.
         self._mean_weight = 1.0 / n_rows
         self._row_weights = rows.weights[list(heads)].T.astype(np.float32)
-        attention = np.stack([rows.scaled(head) for head in heads], 1).astype(np.float32)
+        attention = np.stack([rows.normalise_rows(head) for head in heads], 1).astype(np.float32)
         self._weighted = attention * self._spread(self._row_weights)
         # The scores s start from 0, which is uniform attention.
         self._scores = np.zeros_like(self._weighted)

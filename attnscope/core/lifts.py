@@ -1,8 +1,9 @@
-"""Sum attention by offset and by item, compare it with an even share, and keep the largest weights of rows.
+"""Sum attention by offset and by item, compare it with uniform attention, and keep the largest weights of rows.
 
-An *item* is a type of token, or a pair of them: a query's and a key's. Its *even share* is what it would get if queries
-spread their attention evenly, and a head's *lift* on it is its attention divided by that. The atlas decides which items
-and texts these are. Ours.
+An *item* is a type of key, or a pair of types: one of the query and one of the key. A type is an entry of the
+vocabulary. The *uniform weight* of an item is what the item would get if the same attention were spread evenly over
+the keys. A head's *lift* on the item is its weight divided by the uniform weight. The atlas chooses the items, the
+texts and the keys. The method is ours.
 """
 
 from typing import NamedTuple
@@ -17,20 +18,21 @@ from torch import Tensor
 from attnscope.core.intervals import TAIL_PROBABILITY, Floats, skewed_interval, unseen_share
 
 
-def offset_masses(
+def sum_by_offset(
     weights: Float[Tensor, "head query key"],
-    furthest: int,
-    first: int,
-) -> Float[Tensor, "head {2*furthest+3}"]:
-    """Sum attention over queries by its offset: how many tokens the key is behind (-) or ahead (+) of the query.
+    max_offset: int,
+    first_query: int,
+) -> Float[Tensor, "head {2*max_offset+3}"]:
+    """Sum attention by offset, over queries. An offset is the key's position minus the query's.
 
     Args:
         weights: The rows of consecutive queries.
-        furthest: The largest offset with a column of its own.
-        first: The position of the first of these queries.
+        max_offset: The largest distance, back or ahead, that has a column of its own.
+        first_query: The position of the first query in the text.
 
     Returns:
-        One column each for: all further back, -furthest to furthest, all further ahead. Each at least 0.
+        The summed weights, at least 0. The first column has all keys further back than max_offset, the last one all
+        keys further ahead, and those between have one offset each, from -max_offset to max_offset.
 
     Source:
         Ours; by position as in Clark et al. 2019, section 3.1.
@@ -46,28 +48,29 @@ def offset_masses(
     padded[..., :n_keys] = weights.flip(-1)
     shifted = padded.flatten(1)[:, : n_queries * n_offsets].view(n_heads, n_queries, n_offsets)
     by_offset = shifted.sum(1)
-    # The offset of each column, from n_keys - 1 - first down. Those beyond the furthest go to the end columns.
-    offsets = n_keys - 1 - first - torch.arange(n_offsets, device=weights.device)
-    columns = offsets.clamp(-furthest - 1, furthest + 1) + furthest + 1
-    masses = weights.new_zeros(n_heads, 2 * furthest + 3)
+    # The offset of each column, descending from n_keys - 1 - first_query. Offsets beyond max_offset go to the end
+    # columns.
+    offsets = n_keys - 1 - first_query - torch.arange(n_offsets, device=weights.device)
+    columns = offsets.clamp(-max_offset - 1, max_offset + 1) + max_offset + 1
+    masses = weights.new_zeros(n_heads, 2 * max_offset + 3)
     return masses.index_add_(1, columns, by_offset)
 
 
-def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key"]:
+def uniform_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key"]:
     """Return uniform attention over the keys that each query may attend to, float32; 0 for a query without keys."""
     n_keys = allowed.sum(-1, keepdim=True)
     return allowed.float() / n_keys.clamp(min=1)
 
 
 class Lifts(NamedTuple):
-    """Attention on some items, and how it compares with an even share, (item, head) each.
+    """Attention on some items, and its ratio to the uniform weight, (item, head) each.
 
     Attributes:
-        mass: Mean weight that a query gives the item if it can see it, as a mean over texts, 0 to 1.
-        lift: Weight divided by the even share, as a mean over texts, at least 0; NaN if no text has the item.
+        mass: Mean weight that a query gives the item if it may attend to it, as a mean over texts, 0 to 1.
+        lift: Weight divided by the uniform weight, as a mean over texts, at least 0; NaN if no text has the item.
         low: Lower end of the 95% interval of the lift, over texts; NaN if fewer than two have the item.
-        high: Upper end.
-        counts: How many queries could see the item.
+        high: Upper end of the same interval.
+        counts: How many queries may attend to the item.
         n_texts: How many texts have the item.
     """
 
@@ -80,16 +83,16 @@ class Lifts(NamedTuple):
 
 
 class ItemSums:
-    """The attention of heads on some items, added up over texts.
+    """Add up the attention of heads on some items over texts.
 
-    In a text t, a head's lift on an item is s_t / u_t: its weight divided by the even share. The lift is the mean of
-    these ratios over the T texts that have the item, so all texts weigh the same. It is not Σ s_t / Σ u_t, where one
-    text may outweigh all others: one that repeats the item, or the only one in which the head does not rest on sinks.
-    An interval from a sample without such a text would fail.
+    In a text t, a head's lift on an item is s_t / u_t: its weight divided by the uniform weight. The lift is the mean
+    of these ratios over the T texts that have the item, so all texts count the same. It is not Σ s_t / Σ u_t, where one
+    text may outweigh all others: a text that repeats the item, or the only text in which the head does not rest on
+    sinks. An interval from a sample without that text would not cover the true lift.
 
-    The standard error is that of a mean, with Student's t of T - 1 degrees of freedom. The ends are those of
-    `skewed_interval`, which allows for texts of a kind that no text of the sample is: these give the item nothing, or
-    as much as is possible in any text.
+    The standard error is that of a mean, with Student's t of T - 1 degrees of freedom. `skewed_interval` widens the
+    interval for kinds of text that the sample may have missed: texts in which the item gets no attention, or the
+    largest lift that is possible.
     """
 
     def __init__(self, n_items: int, n_heads: int) -> None:
@@ -102,41 +105,42 @@ class ItemSums:
         heads: slice,
         items: NDArray[np.int64],
         masses: Floats,
-        even: Floats,
+        uniform_masses: Floats,
         counts: Floats,
-        most: Floats,
+        max_lifts: Floats,
     ) -> None:
         """Add the attention of some heads in one text.
 
         Args:
-            heads: Which heads of this object they are.
-            items: Which of its items the text has, each once, (item,).
-            masses: The weights that the items get, summed over queries, (head, item).
-            even: The even shares of the items, summed over queries, (head, item). An item whose share is 0 is skipped.
-            counts: How many queries could see them, (item,).
-            most: The largest lift that is possible in such a text, (item,).
+            heads: The indices of these heads among the heads of this object.
+            items: The indices of the items that the text has, each once, (item,).
+            masses: The weights on the items, summed over queries, (head, item).
+            uniform_masses: The uniform weights of the items, summed over queries, (head, item). An item with a mass of
+                0 is skipped.
+            counts: How many queries may attend to each item, (item,).
+            max_lifts: The largest lift that is possible in this text, (item,).
         """
-        # An item that no query could see adds 0 to every sum: weights over infinity are 0.
-        is_seen = even > 0
-        lifts = masses / np.where(is_seen, even, np.inf)
-        means = masses / np.where(is_seen, counts, np.inf)
+        # An item that no query may attend to adds 0 to every sum, because a mass divided by infinity is 0.
+        has_queries = uniform_masses > 0
+        lifts = masses / np.where(has_queries, uniform_masses, np.inf)
+        means = masses / np.where(has_queries, counts, np.inf)
         # (5, head, item) becomes (5, item, head).
-        terms = np.stack([lifts, lifts**2, means, counts * is_seen, is_seen])
+        terms = np.stack([lifts, lifts**2, means, counts * has_queries, has_queries])
         self._sums[:, items, heads] += terms.swapaxes(1, 2)
-        largest = (most * is_seen).T
+        largest = (max_lifts * has_queries).T
         self._largest_possible[items, heads] = np.maximum(self._largest_possible[items, heads], largest)
 
-    def lifts(self) -> Lifts:
+    def compute_lifts(self) -> Lifts:
         """Return the means over texts, with their intervals."""
         sums, squares, means, counts, n_texts = self._sums
         with np.errstate(invalid="ignore", divide="ignore"):
-            # Mean lift, the variance of that mean, and half of its interval without unseen texts, (item, head).
+            # Mean lift, the variance of that mean, and half the width of its Student interval, (item, head).
             lift = sums / n_texts
             degrees = n_texts - 1
             variance = np.maximum(squares - n_texts * lift**2, 0.0) / degrees / n_texts
             quantile = stdtrit(np.maximum(degrees, 1), 1 - TAIL_PROBABILITY)
-            half = np.where(degrees > 0, quantile * np.sqrt(variance), np.nan)
-            low, high = skewed_interval(lift, half, unseen_share(n_texts), self._largest_possible)
+            half_width = np.where(degrees > 0, quantile * np.sqrt(variance), np.nan)
+            low, high = skewed_interval(lift, half_width, unseen_share(n_texts), self._largest_possible)
             return Lifts(means / n_texts, lift, low, high, counts, n_texts)
 
 
@@ -145,8 +149,8 @@ class KeptRows(NamedTuple):
 
     Attributes:
         starts: Where each row's keys begin, and where those of the last row end, (query + 1,), int64.
-        keys: The keys, the largest weight of a row first, uint8.
-        codes: Their weights x 255, rounded, uint8.
+        keys: The positions of the keys, in descending order of weight within a row, uint8.
+        codes: The weights of these keys times 255, rounded, uint8.
     """
 
     starts: NDArray[np.int64]
@@ -154,27 +158,27 @@ class KeptRows(NamedTuple):
     codes: NDArray[np.uint8]
 
 
-def keep_rows(
+def keep_largest_weights(
     weights: NDArray[np.floating],
     totals: NDArray[np.floating],
     share: float,
-    most: int,
+    max_keys: int,
 ) -> KeptRows:
-    """Keep the fewest keys that hold a share of each row, up to a number of keys; of equal weights the earlier key.
+    """Keep the fewest keys that hold a share of each row. Of equal weights the earlier key is kept first.
 
     Args:
         weights: (query, key), at most 256 keys.
         totals: (query,): the sum of each row over all keys, including those that are not here.
-        share: Which share of a row's total its kept keys must hold, 0 to 1.
-        most: How many keys of a row are kept at most.
+        share: The share of a row's total that its kept keys must hold, 0 to 1.
+        max_keys: The most keys of a row that are kept, even if they hold less than the share.
     """
-    # The keys of the largest weights of each row, and these weights, (query, most).
-    keys = np.argsort(-weights, axis=1, kind="stable")[:, :most].astype(np.uint8)
+    # The keys of the largest weights of each row, and their weights, (query, max_keys).
+    keys = np.argsort(-weights, axis=1, kind="stable")[:, :max_keys].astype(np.uint8)
     largest = np.take_along_axis(weights, keys, 1).astype(np.float64)
     codes = np.rint(255 * np.clip(largest, 0, 1)).astype(np.uint8)
-    # A key is kept while the larger ones before it hold less than the share; 1e-7 is the rounding of float32.
-    before = np.cumsum(largest, 1) - largest
-    is_kept = before < share * totals[:, None] - 1e-7
+    # A key is kept if the larger keys before it hold less than the share; 1e-7 is the rounding of float32.
+    mass_before = np.cumsum(largest, 1) - largest
+    is_kept = mass_before < share * totals[:, None] - 1e-7
     is_kept &= codes > 0
     n_kept = np.cumsum(is_kept.sum(1))
     starts = np.append(np.int64(0), n_kept)

@@ -1,7 +1,7 @@
-"""Intervals of means over few pairs of texts (Student's t), and of their shares of a mean total (Fieller).
+"""Compute intervals of means over few pairs of texts (Student's t), and of their shares of a mean total (Fieller).
 
-A pair is a clean and a changed text, whose runs are compared, and a value is an effect that was measured on it. Pairs
-are drawn independently, and all count the same. NumPy and SciPy only; knows no interventions.
+A pair is a clean text and a changed one. A value is an effect that was measured on a pair, by comparing the runs of its
+texts. Pairs are drawn independently, and all have the same weight. The module uses NumPy and SciPy only.
 """
 
 import numpy as np
@@ -9,31 +9,33 @@ from scipy.special import stdtrit
 
 from attnscope.core.intervals import TAIL_PROBABILITY, Floats, TextSums, mean_interval, mean_p_above
 
-RARE = 1e-5
-"""The one-sided probability of a t that is so large that it is not put down to chance."""
+RARE_PROBABILITY = 1e-5
+"""A t with a smaller one-sided probability is not put down to chance."""
 
 MARGIN = 1.5
-"""A total has shares if its t is this many times the quantile of `RARE`: then their intervals have a useful width."""
+"""How many times the quantile of `RARE_PROBABILITY` the t of a total must be. Shares of a weaker total would have
+intervals too wide to be useful."""
 
 
 def degrees_of_freedom(n_pairs: int) -> float:
     """Return a third of the n - 1 degrees of freedom of Student's t, at least 1.
 
-    The spread of few skewed values is often too small. With all n - 1, the 95% interval of exponential effects holds
-    the mean in 88% of samples of 5 pairs, and in 90% of samples of 10. With a third it is 98 and 95%, and 99% for
-    normal effects (`python -m benchmarks.patch_intervals`). With many pairs it makes no difference. The rule is ours.
+    Few skewed values often have too small a spread. With all n - 1, the 95% interval of exponential effects holds the
+    mean in 88% of samples of 5 pairs, and in 90% of samples of 10. With a third of them it holds the mean in 98 and
+    95%, and for normal effects in 99% (`python -m benchmarks.patch_intervals`). With many pairs the choice makes no
+    difference. The rule is ours.
     """
     return max(1.0, (n_pairs - 1) / 3)
 
 
 def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return means over pairs, the ends of their `mean_interval`, and p-values of being 0 (two-sided).
+    """Return means over pairs, the ends of their 95% intervals, and two-sided p-values that a mean is 0.
 
-    Because effects may be skewed, Student's t has `degrees_of_freedom`. p is below 0.05 exactly where the interval
-    excludes 0.
+    Student's t has fewer `degrees_of_freedom` than usual, because effects may be skewed. p is below 0.05 exactly where
+    the interval excludes 0.
 
     Args:
-        values: (pair, ...); n pairs. NaN stays NaN.
+        values: The values of n pairs, (pair, ...). A NaN makes its mean, ends and p NaN.
 
     Returns:
         Four arrays of shape (...). With a single pair the ends and p are NaN. If all pairs agree, the interval is the
@@ -44,13 +46,13 @@ def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     if n < 2:
         unknown = np.full_like(mean, np.nan)
         return mean, unknown, unknown, unknown
-    # Student's t from the error of the mean, (...,).
-    error = values.std(0, ddof=1) / np.sqrt(n)
+    # The standard error of the mean, (...,).
+    standard_error = values.std(0, ddof=1) / np.sqrt(n)
     degrees = np.full_like(mean, degrees_of_freedom(n))
     n_pairs = np.full_like(mean, n)
-    sample = TextSums(mean, error, degrees, n_pairs, n_pairs)
+    sample = TextSums(mean, standard_error, degrees, n_pairs, n_pairs)
     low, high = mean_interval(sample)
-    # Two-sided: twice the p of |mean| > 0, and 1 for a mean of 0 without an error.
+    # Two-sided: twice the p of |mean| > 0. For a mean of 0 without an error twice p is 2, so it is cut at 1.
     p = 2 * mean_p_above(sample._replace(ratio=np.abs(mean)), 0.0)
     return mean, low, high, np.minimum(p, 1)
 
@@ -58,25 +60,25 @@ def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floats]:
     """Return the mean values divided by the mean total, and the low and high ends of their intervals.
 
-    The share is rho = E(value) / E(total). Its interval has every rho that the pairs do not refute, that is, with
-    |mean(d)| <= k · se(d) for d = value - rho · total (Fieller 1954). Let T be the mean total divided by its standard
-    error, and u and t the quantiles of Student's t at one-sided probabilities of `RARE` and 2.5%:
+    The share is rho = E(value) / E(total). Its interval has every rho that the pairs do not reject: every rho with
+    |mean(d)| <= k · se(d), where d = value - rho · total (Fieller 1954). Let T be the mean total divided by its
+    standard error, and u and t the quantiles of Student's t at one-sided probabilities of `RARE_PROBABILITY` and 2.5%:
 
-        c = MARGIN · u                          the least |T| for which there is a share
+        c = MARGIN · u                          the smallest |T| for which there is a share
         k = max(t, u · (3 - |T| / c) / 2)
 
-    A strong total has k = t, the 95% interval. A total near c has a k of up to u. Most samples with such a T have it by
-    chance: their mean total is too large, so the share is too small, and a 95% interval too narrow to make up for it.
-    With k = u it reaches down to every total that would have shares with more than the probability RARE. The rule is
-    ours. Simulated: if a share is shown, its interval holds the true one in 90% of samples or more
-    (`python -m benchmarks.patch_intervals`).
+    A strong total has k = t, which gives the 95% interval. A total with |T| near c has a k
+    near u, because most samples reach such a T by chance: their mean total is too large, so the share is too small, and
+    a 95% interval is too narrow to reach the true share. With k = u the interval covers every total that would reach c
+    with a probability above `RARE_PROBABILITY`. The rule is ours. In simulations the interval of a share that is shown
+    holds the true share in at least 90% of samples (`python -m benchmarks.patch_intervals`).
 
     Args:
-        values: (pair, quantity).
-        total: The totals of the same pairs, (pair, 1), or (pair, quantity) where each quantity has its own.
+        values: The values of some quantities, (pair, quantity).
+        total: The totals of the same pairs, (pair, 1); or (pair, quantity) if each quantity has a total of its own.
 
     Returns:
-        Three arrays of shape (quantity,); NaN if the total is too weak.
+        Three arrays of shape (quantity,); NaN if |T| is below c, or there is a single pair.
     """
     n = len(total)
     means: Floats = values.mean(0)
@@ -93,18 +95,18 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
     var_values = (value_distances**2).sum(0) / scale
     covariance = (total_distances * value_distances).sum(0) / scale
 
-    # |T|; infinite for a total without an error, the same in all pairs, unless it is 0.
-    error = np.sqrt(var_total)
+    # |T|. If the total is the same in all pairs, it has no error: |T| is infinite, or 0 for a total of 0.
+    standard_error = np.sqrt(var_total)
     strength = np.where(mean_total == 0, 0.0, np.inf)
-    np.divide(np.abs(mean_total), error, out=strength, where=error > 0)
-    weakest = weakest_total(n)
+    np.divide(np.abs(mean_total), standard_error, out=strength, where=standard_error > 0)
+    min_strength = min_total_strength(n)
     degrees = degrees_of_freedom(n)
-    widest = _quantile(degrees, RARE) * (3 - strength / weakest) / 2
-    k = np.maximum(_quantile(degrees, TAIL_PROBABILITY), widest)
+    weak_total_k = _quantile(degrees, RARE_PROBABILITY) * (3 - strength / min_strength) / 2
+    k = np.maximum(_quantile(degrees, TAIL_PROBABILITY), weak_total_k)
 
-    # (mean - rho · mean_total)² = k² · (var_values - 2 rho · covariance + rho² · var_total), solved for rho. Too weak a
-    # total makes all of it NaN.
-    mean_total = np.where(strength >= weakest, mean_total, np.nan)
+    # (mean - rho · mean_total)² = k² · (var_values - 2 rho · covariance + rho² · var_total), solved for rho. A mean
+    # total of NaN makes all results NaN.
+    mean_total = np.where(strength >= min_strength, mean_total, np.nan)
     a = mean_total**2 - k**2 * var_total
     b = means * mean_total - k**2 * covariance
     c = means**2 - k**2 * var_values
@@ -112,14 +114,14 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
     return means / mean_total, (b - root) / a, (b + root) / a
 
 
-def weakest_total(n_pairs: int) -> float:
-    """Return c of `shares_of_total`: at how many standard errors from 0 a total begins to have shares.
+def min_total_strength(n_pairs: int) -> float:
+    """Return c of `shares_of_total`: how many standard errors a mean total must be away from 0 to have shares.
 
     The rule is ours; `python -m benchmarks.patch_intervals` simulates it.
     """
-    return MARGIN * _quantile(degrees_of_freedom(n_pairs), RARE)
+    return MARGIN * _quantile(degrees_of_freedom(n_pairs), RARE_PROBABILITY)
 
 
-def _quantile(degrees: float, tail: float) -> float:
-    """Return the value that Student's t exceeds with a probability of `tail`."""
-    return float(-stdtrit(degrees, tail))
+def _quantile(degrees: float, tail_probability: float) -> float:
+    """Return the value that Student's t exceeds with this probability."""
+    return float(-stdtrit(degrees, tail_probability))

@@ -1,6 +1,6 @@
-"""torch with its default settings, whatever the caller has set: no autocast, no inference mode, tensors on the CPU.
+"""Run code with torch's default settings, whatever the caller has set: no autocast or inference mode, device CPU.
 
-It does not import torch: if nobody has imported it, nobody has changed its settings.
+The module does not import torch, which takes a second. If nobody has imported torch, nobody has changed its settings.
 """
 
 import sys
@@ -10,15 +10,15 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def default_torch_settings() -> Iterator[None]:
-    """Switch the caller's autocast, inference mode and default device off within a `with` block.
+    """Switch off the caller's autocast, inference mode and default device within a `with` block.
 
-    Autocast would lower the precision of products. Inference mode keeps no gradients, which some studies need. Another
-    default device would hold new tensors that the model does not use (and "meta" holds no numbers at all).
+    Autocast would lower the precision of products. Inference mode computes no gradients, which some studies need. A
+    default device of the caller would hold new tensors that the model cannot use; "meta" holds no numbers at all.
     """
     torch = sys.modules.get("torch")
     with ExitStack() as stack:
         if torch is not None:
-            # Autocast is set by type of device.
+            # Autocast has a switch for each type of device.
             device_types = ["cpu"]
             accelerator = torch.accelerator.current_accelerator()
             if accelerator is not None:
@@ -34,4 +34,4 @@ def default_torch_settings() -> Iterator[None]:
 
 
 with_default_torch = default_torch_settings()
-"""A decorator for functions of the public interface: they compute in the precision that results name."""
+"""Decorate public functions with it, so that they compute in the precision that their results state."""

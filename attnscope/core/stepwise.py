@@ -1,7 +1,8 @@
 """Write one head's attention as a person computes it: one line of NumPy per step.
 
-The lines that a reader sees are executed, and what a step shows is the result of its own line. They share no code with
-core.attention (the kernels) nor with tests/oracle.py (loops), which check them. NumPy only.
+Each `Step` has a line of code that is shown to a reader and also executed: the value shown is the result of that line.
+The lines share no code with core.attention (the kernels) nor with tests/oracle.py (loops), which check them.
+The module uses NumPy only.
 """
 
 import math
@@ -17,22 +18,22 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """The inputs of the steps, float64.
+    """Hold the inputs of the steps, float64. The names of fields are those of variables in the lines of code.
 
     Attributes:
         Q: Projected queries, heads side by side, (query, n_heads * d_head). Rotary positions were applied already.
         K: Projected keys, (key, n_kv_heads * d_head). Rotary positions were applied already.
         V: Projected values, (key, n_kv_heads * d_value).
-        n_heads: Query heads.
-        n_kv_heads: Key/value heads; query head h reads h // (n_heads // n_kv_heads).
-        scale: Factor on the dot products.
-        may: Boolean, (1 or n_heads, query, key), True = may attend; None = all may.
-        bias: Added to the scores, (1 or n_heads, query, key); None = none.
-        softcap: Bound of the scores; None = none.
-        sinks: Each head's extra score, (n_heads,); None = none.
+        n_heads: The number of query heads.
+        n_kv_heads: The number of key/value heads; query head h reads head h // (n_heads // n_kv_heads) of these.
+        scale: The factor on dot products.
+        may: The attention mask, boolean, (1 or n_heads, query, key), True = may attend; None = no mask.
+        bias: Position bias that is added to the scores, (1 or n_heads, query, key); None = no bias.
+        softcap: The bound of the scores; None = no bound.
+        sinks: Each head's extra score, which takes weight and has no value, (n_heads,); None = no sinks.
         H: The outputs of heads that are not traced, (n_heads, query, d_value); None = zeros.
-        W_O: Output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value); None = not known.
-        b_O: Its bias, (d_model,); None = none.
+        W_O: The output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value); None = unknown.
+        b_O: The bias of the output projection, (d_model,); None = no bias.
     """
 
     Q: Array
@@ -59,28 +60,28 @@ class AttentionInputs:
         """Return the width of a value."""
         return int(self.V.shape[1]) // self.n_kv_heads
 
-    def names(self) -> dict[str, Any]:
-        """Return the variables that the lines read, by name. H is a copy, because lines write to it."""
-        names = {name: value for name, value in vars(self).items() if value is not None}
-        names["H"] = np.zeros((self.n_heads, len(self.Q), self.d_value))
+    def variables(self) -> dict[str, Any]:
+        """Return the variables that the lines of code read, by name. H is a copy, because lines write to it."""
+        variables = {name: value for name, value in vars(self).items() if value is not None}
+        variables["H"] = np.zeros((self.n_heads, len(self.Q), self.d_value))
         if self.H is not None:
-            names["H"] = self.H.copy()
-        return names
+            variables["H"] = self.H.copy()
+        return variables
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its title and formula, and the line of NumPy that computes it.
+    """Hold one step: its title and formula, and the line of NumPy that computes it.
 
     Attributes:
-        name: Such as "dot_products".
-        title: The name as people say it, such as "Dot products".
+        name: An identifier, such as "dot_products".
+        title: A heading, such as "Dot products".
         formula: The mathematics, with this head's numbers where they help.
-        code: The line; it reads np, the attributes of AttentionInputs and the variables of earlier lines.
-        variable: The expression that then holds the step's value, such as "dots" or "H[1]".
-        axes: The axes of the value: "query", "key", "column" (of a head), "joined" (columns of all heads),
+        code: The line of NumPy. It reads np, the fields of AttentionInputs and the variables of earlier lines.
+        variable: The expression that has the step's value after the line ran, such as "dots" or "H[1]".
+        axes: The axes of the value: "query", "key", "column" (of a head), "joined" (columns of all heads side by side),
             "output" (columns after W_O), "sink".
-        head: The head that the step is of; None = all of them.
+        head: The head that the step belongs to; None = a step that joins all heads.
     """
 
     name: str
@@ -92,56 +93,55 @@ class Step:
     head: int | None = None
 
 
-def all_lines(
+def all_steps(
     inputs: AttentionInputs,
     heads: Iterable[int],
     query: int | None,
 ) -> list[Step]:
-    """Return the steps of all these heads, one head after the other, then the steps that join them.
+    """Return the steps of some heads, one head after the other, then the steps that join all heads.
 
-    They are for one query, by its position, or for all queries (None).
+    `query` is the position of the one query that is traced; None = all queries.
     """
-    lines: list[Step] = []
+    steps: list[Step] = []
     for head in heads:
-        lines += head_lines(inputs, head, query)
-    return lines + concatenation_lines(inputs, query)
+        steps += head_steps(inputs, head, query)
+    return steps + concatenation_steps(inputs, query)
 
 
-def head_lines(
+def head_steps(
     inputs: AttentionInputs,
     head: int,
     query: int | None,
 ) -> list[Step]:
-    """Return the steps of one head, from its query to its output, for one query or, with None, for all.
+    """Return the steps of one head, from its query to its output, in the order in which they run.
 
-    Returns:
-        Lines in the order in which they run. For one query, vectors over keys; for all, (query, key) matrices.
+    For one query, the weights are a vector over keys. For all queries (None), they are a (query, key) matrix.
     """
-    steps = [
+    fields = [
         *_projection_steps(inputs, head, query),
         *_score_steps(inputs, head, query),
         *_softmax_steps(inputs, head),
         *_output_steps(head, query),
     ]
-    lines = []
-    for name, title, formula, code, axes in steps:
+    steps = []
+    for name, title, formula, code, axes in fields:
         if query is not None:
             axes = tuple(axis for axis in axes if axis != "query")
         variable, _ = code.split(" = ", 1)
-        lines.append(Step(name, title, formula, code, variable, axes, head))
-    return lines
+        steps.append(Step(name, title, formula, code, variable, axes, head))
+    return steps
 
 
-_Step = tuple[str, str, str, str, tuple[str, ...]]
-"""Name, title, formula, code and axes of a `Step`, with the axis of queries even if it is for one query."""
+_StepFields = tuple[str, str, str, str, tuple[str, ...]]
+"""Name, title, formula, code and axes of a `Step`. The axes include "query" even if the step is for one query."""
 
 
 def _projection_steps(
     inputs: AttentionInputs,
     head: int,
     query: int | None,
-) -> Iterator[_Step]:
-    """Yield the head's columns of Q, and those of K and V of the key/value head that it reads."""
+) -> Iterator[_StepFields]:
+    """Yield the steps that take the head's columns of Q, and its key/value head's columns of K and V."""
     row = ":" if query is None else str(query)
     title = "Queries" if query is None else "The query"
     kv_head = head // (inputs.n_heads // inputs.n_kv_heads)
@@ -149,14 +149,14 @@ def _projection_steps(
     d_head = inputs.d_head
     d_value = inputs.d_value
     # From Q, K and V, (token, columns of all heads), to q, k and v of this head, (token, d_head or d_value).
-    formula = f"head {head} takes columns {_span(head, d_head)} of Q"
-    code = f"q = Q[{row}, {_columns(head, d_head)}]"
+    formula = f"head {head} takes columns {_column_range(head, d_head)} of Q"
+    code = f"q = Q[{row}, {_column_slice(head, d_head)}]"
     yield "query", title, formula, code, ("query", "column")
-    formula = f"columns {_span(kv_head, d_head)} of K{shared}"
-    code = f"k = K[:, {_columns(kv_head, d_head)}]"
+    formula = f"columns {_column_range(kv_head, d_head)} of K{shared}"
+    code = f"k = K[:, {_column_slice(kv_head, d_head)}]"
     yield "keys", "Every key", formula, code, ("key", "column")
-    formula = f"columns {_span(kv_head, d_value)} of V{shared}"
-    code = f"v = V[:, {_columns(kv_head, d_value)}]"
+    formula = f"columns {_column_range(kv_head, d_value)} of V{shared}"
+    code = f"v = V[:, {_column_slice(kv_head, d_value)}]"
     yield "values", "Every value", formula, code, ("key", "column")
 
 
@@ -164,14 +164,15 @@ def _score_steps(
     inputs: AttentionInputs,
     head: int,
     query: int | None,
-) -> Iterator[_Step]:
-    """Yield the dot products, the scaled scores, then what the model does to these: soft cap, position bias, mask."""
+) -> Iterator[_StepFields]:
+    """Yield dot products and scaled scores, then the model's changes to scores: soft cap, position bias, mask."""
     axes = ("query", "key")
-    # Follows the index of the head in the index of a bias or mask.
+    # In code, a bias or mask is indexed by head and query, such as "may[0, 3]"; for all queries by head, "may[0]".
     query_index = "" if query is None else f", {query}"
     formula = f"q · k, over {inputs.d_head} columns"
     yield "dot_products", "Dot products", formula, "dots = q @ k.T", axes
-    yield "scores", "Scaling", _scaling(inputs.scale, inputs.d_head), "scores = dots * scale", axes
+    formula = _scaling_formula(inputs.scale, inputs.d_head)
+    yield "scores", "Scaling", formula, "scores = dots * scale", axes
     if inputs.softcap is not None:
         formula = f"{inputs.softcap:g} · tanh(scores / {inputs.softcap:g})"
         code = "scores = softcap * np.tanh(scores / softcap)"
@@ -187,8 +188,8 @@ def _score_steps(
         yield "masked_scores", "Mask", "-inf where the query may not attend", code, axes
 
 
-def _softmax_steps(inputs: AttentionInputs, head: int) -> Iterator[_Step]:
-    """Yield the softmax. With a sink, a score without a key, rows sum to less than 1."""
+def _softmax_steps(inputs: AttentionInputs, head: int) -> Iterator[_StepFields]:
+    """Yield the steps of the softmax. A sink is a score without a key; with a sink, rows sum to less than 1."""
     axes = ("query", "key")
     formula = "exp(score - the row's largest): the same result, and nothing overflows"
     code = "exps = np.exp(scores - scores.max(-1, keepdims=True))"
@@ -205,8 +206,8 @@ def _softmax_steps(inputs: AttentionInputs, head: int) -> Iterator[_Step]:
     yield "weights", "Softmax: the weights", formula, code, axes
 
 
-def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
-    """Yield the weights times the values; for one query, first each value times its weight."""
+def _output_steps(head: int, query: int | None) -> Iterator[_StepFields]:
+    """Yield the steps of the weighted sum of values. One query has a step more: each value times its weight."""
     code = f"H[{head}] = weights @ v"
     if query is not None:
         code = "weighted = weights[:, None] * v"
@@ -217,8 +218,8 @@ def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
     yield "head_output", title, "Σ over keys of weight · value", code, ("query", "column")
 
 
-def concatenation_lines(inputs: AttentionInputs, query: int | None) -> list[Step]:
-    """Return the steps after the heads: concatenation, and the output projection where it is known."""
+def concatenation_steps(inputs: AttentionInputs, query: int | None) -> list[Step]:
+    """Return the steps after all heads: concatenation, and the output projection if W_O is known."""
     n_heads = inputs.n_heads
     d_value = inputs.d_value
     formula = f"the {n_heads} heads side by side: {n_heads} · {d_value} = {n_heads * d_value} columns"
@@ -227,7 +228,7 @@ def concatenation_lines(inputs: AttentionInputs, query: int | None) -> list[Step
     if query is not None:
         code = f"joined = np.concatenate(H[:, {query}])"
         queries = ()
-    lines = [Step("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
+    steps = [Step("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:
         d_model, width = inputs.W_O.shape
         formula = f"W_O ({d_model} × {width}) times joined"
@@ -235,32 +236,35 @@ def concatenation_lines(inputs: AttentionInputs, query: int | None) -> list[Step
         if inputs.b_O is not None:
             formula += ", + b_O"
             code += " + b_O"
-        lines.append(Step("output", "Output projection", formula, code, "output", (*queries, "output")))
-    return lines
+        steps.append(Step("output", "Output projection", formula, code, "output", (*queries, "output")))
+    return steps
 
 
-def compute(lines: list[Step], inputs: AttentionInputs) -> list[Array]:
-    """Run lines one after the other from inputs, which stay unchanged; return the value of each step."""
-    # Each line can read the inputs and what all lines before it have assigned.
-    names = {"np": np} | inputs.names()
+def run_steps(steps: list[Step], inputs: AttentionInputs) -> list[Array]:
+    """Run the lines of code of all steps in order; return the value of each step. The inputs stay unchanged."""
+    # Each line reads the inputs and the variables of earlier lines, and assigns one variable more.
+    variables = {"np": np} | inputs.variables()
     values = []
-    for line in lines:
-        exec(line.code, names)
-        values.append(np.array(eval(line.variable, names), np.float64))
+    for step in steps:
+        exec(step.code, variables)
+        values.append(np.array(eval(step.variable, variables), np.float64))
     return values
 
 
-def _columns(head: int, width: int) -> str:
+def _column_slice(head: int, width: int) -> str:
+    """Return the slice of a head's columns as code, such as "8:16"."""
     return f"{head * width}:{(head + 1) * width}"
 
 
-def _span(head: int, width: int) -> str:
-    first = head * width
-    last = first + width - 1
-    return str(first) if first == last else f"{first} to {last}"
+def _column_range(head: int, width: int) -> str:
+    """Return a head's columns in words, such as "8 to 15", or "8" for a single column."""
+    first_column = head * width
+    last_column = first_column + width - 1
+    return str(first_column) if width == 1 else f"{first_column} to {last_column}"
 
 
-def _scaling(scale: float, d_head: int) -> str:
+def _scaling_formula(scale: float, d_head: int) -> str:
+    """Return the formula of the scaling step, and say if the scale is not 1/√d_head."""
     if math.isclose(scale, 1 / math.sqrt(d_head), rel_tol=1e-6):
         return f"dots / √d_head = dots / √{d_head} = dots × {scale:.4f}"
     if scale == 1.0:

@@ -1,9 +1,9 @@
 """Add up head measures over texts, as six numbers per measure and head that can be merged.
 
-A head measure gives two numbers per text: a sum s and a count c, such as the mass on the previous token over all
-queries, and how many queries have one. The head's value is Σs / Σc. Its interval (`core.intervals`) follows from the
-second moments of s and c over texts. So six numbers are enough, for any amount of text. Knows no measures, no heads and
-no torch.
+A head measure gives two numbers per text: a sum s and a count c. For example, s is the mass on the previous token,
+summed over queries, and c the number of queries that have a previous token. The head's value is Σs / Σc. Its interval
+(`core.intervals`) follows from the second moments of s and c over texts. So six numbers are enough for any number of
+texts. This module knows no measures and no heads, and uses no torch.
 """
 
 from typing import Any, Literal
@@ -25,11 +25,11 @@ from attnscope.core.intervals import (
 _N, _S, _C, _SS, _SC, _CC = range(6)
 
 _ROUNDING = 16 * np.finfo(np.float64).eps
-"""A sum of squares below this share of its terms is rounding: all texts have the same s / c."""
+"""A sum of squares that is less than this share of its terms is due to rounding. Then all texts have the same s / c."""
 
 
 class RunningSums:
-    """Sums and second moments over texts, for an array of quantities, with ratios, errors and intervals from them.
+    """Hold sums and second moments over texts for an array of quantities, and compute ratios, errors and intervals.
 
     Each quantity, such as a measure of a head, has six float64 numbers: how many texts have it (n), Σs, Σc, and the
     second moments about the means, Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 does not have
@@ -38,11 +38,11 @@ class RunningSums:
 
         Σ_AB (s - s̄)² = Σ_A (s - s̄)² + Σ_B (s - s̄)² + (s̄_B - s̄_A)² · n_A n_B / (n_A + n_B)
 
-    Moments about the mean keep most digits of large values with a small spread. One merge is exact to a few units in
-    the last place (relative error about 1e-15). The same texts in the same order and batches give the same numbers,
-    bit for bit; another order or split may change the last digits.
+    Moments about the mean, rather than sums of squares, keep most digits of large values with a small spread. One merge
+    is exact to a few units in the last place (relative error about 1e-15). The same texts in the same order and batches
+    give the same numbers, bit for bit; another order or split may change the last digits.
 
-    A new object holds no text and is the identity of `merge`.
+    A new object holds no text. Merging it with other sums returns the other sums.
 
     Args:
         shape: The shape of the quantities, such as (layer, head, measure); () is one quantity.
@@ -83,23 +83,23 @@ class RunningSums:
         self.n_texts += len(s)
 
     def merge(self, other: "RunningSums") -> "RunningSums":
-        """Return the sums over the texts of these and of other sums; neither is changed.
+        """Return the sums over the texts of this object and of another one; neither object is changed.
 
         Raises:
             ValueError: The shapes differ.
         """
         if other.shape != self.shape:
             raise ValueError(f"sums of {self.shape} and of {other.shape} cannot be merged")
-        return self.of_moments(_merge(self.moments, other.moments), self.n_texts + other.n_texts)
+        return self.from_moments(_merge(self.moments, other.moments), self.n_texts + other.n_texts)
 
     def __getitem__(self, index: Any) -> "RunningSums":
-        """Return some of the quantities, as NumPy's indexing picks them from an array of `shape`."""
+        """Return some of the quantities: the index selects from an array of `shape`, by the rules of NumPy."""
         chosen = [moment[index] for moment in self.moments]
-        return self.of_moments(np.stack(chosen), self.n_texts)
+        return self.from_moments(np.stack(chosen), self.n_texts)
 
     @classmethod
-    def of_moments(cls, moments: Floats, n_texts: int) -> "RunningSums":
-        """Return the sums that have these moments, (6, *shape)."""
+    def from_moments(cls, moments: Floats, n_texts: int) -> "RunningSums":
+        """Build sums from their moments, (6, *shape)."""
         sums = cls(moments.shape[1:])
         sums.n_texts = n_texts
         sums.moments = moments
@@ -123,9 +123,9 @@ class RunningSums:
             se² = Σd² / (Σc)² · m / (m - 1),   m = (Σc)² / Σc²
 
         This is the ratio estimator of Cochran 1977, Sampling Techniques, section 6.4 (eq. 6.13, without the finite
-        population), with m/(m-1) instead of its n/(n-1). m is the effective number of texts: so many texts of equal
-        count would be as much evidence (Kish 1965, section 11.7). It is from 1 (one text holds everything) to n; 0
-        where Σc is 0.
+        population), with m/(m-1) instead of its n/(n-1). m is the effective number of texts (Kish 1965, section
+        11.7): m texts of equal count would be as much evidence. It is from 1 (one text has all counts) to n; 0 where
+        Σc is 0.
 
         If all texts have the same count, m = n. If not, m/(m-1) makes se² unbiased and n/(n-1) does not, provided that
         the variance of a text's s is proportional to its c: then E Σd² is Σc · (1 - Σc²/(Σc)²) times the constant of
@@ -133,11 +133,12 @@ class RunningSums:
         """
         n, _, sum_c, ss, sc, cc = self.moments
         ratio = self.ratio()
-        # (Σc)², Σc², and their difference: the products of the counts of each two texts, 0 if only one has a count.
+        # (Σc)², Σc², and (Σc)² - Σc². The difference adds up the products c_i · c_j of two different texts, so it is 0
+        # if only one text has a count.
         square_of_sum = sum_c**2
         sum_of_squares = cc + _divide(square_of_sum, n, 0.0)
         pair_products = np.maximum(square_of_sum * _divide(n - 1, n, 0.0) - cc, 0.0)
-        # Σd² from the moments; 0 if it is no more than rounding, so that texts with equal s / c have no error.
+        # Σd² from the moments. Rounding is set to 0, so that texts with equal s / c have no error.
         r = np.nan_to_num(ratio)
         cross_term = 2 * r * sc
         square_terms = ss + r**2 * cc
@@ -146,25 +147,25 @@ class RunningSums:
         residual = np.where(residual > rounding, residual, 0.0)
         # m / (m - 1) = (Σc)² / ((Σc)² - Σc²), so se² = Σd² / ((Σc)² - Σc²).
         error = np.sqrt(_divide(residual, pair_products, np.nan))
-        # m - 1; NaN where the error is.
+        # Degrees of freedom, m - 1; NaN where the error is NaN.
         degrees = np.where(pair_products > 0, _divide(pair_products, sum_of_squares, 0.0), np.nan)
         effective_texts = _divide(square_of_sum, sum_of_squares, 0.0)
         return TextSums(ratio, error, degrees, effective_texts, sum_c)
 
     def interval(self) -> tuple[Floats, Floats]:
-        """Return the ends of `core.intervals.mean_interval`."""
+        """Return the ends of the 95% interval of the ratio, see `core.intervals.mean_interval`."""
         return mean_interval(self.sample())
 
     def p_above(self, threshold: FloatOrArray) -> Floats:
-        """Return the p-values of `core.intervals.mean_p_above`."""
+        """Return p-values for a ratio above a threshold, see `core.intervals.mean_p_above`."""
         return mean_p_above(self.sample(), threshold)
 
     def share_interval(self, **options: FloatOrArray) -> tuple[Floats, Floats]:
-        """Return the ends of `core.intervals.share_interval`, which documents the options."""
+        """Return the ends of the 95% interval of a ratio of 0 to 1; `core.intervals.share_interval` has the options."""
         return share_interval(self.sample(), **options)
 
     def share_p_above(self, threshold: FloatOrArray, **options: FloatOrArray) -> Floats:
-        """Return the p-values of `core.intervals.share_p_above`, which documents the options."""
+        """Return p-values for a ratio of 0 to 1 above a threshold; `core.intervals.share_p_above` has the options."""
         return share_p_above(self.sample(), threshold, **options)
 
 
@@ -175,7 +176,7 @@ def _moments_of(s: Floats, c: Floats) -> Floats:
     sum_s = s.sum(0)
     sum_c = c.sum(0)
     at_least_one = np.maximum(n, 1)
-    # Distances from the means.
+    # Distances from the means; 0 for a text that does not have the quantity.
     ds = (s - sum_s / at_least_one) * is_counted
     dc = (c - sum_c / at_least_one) * is_counted
     ss = (ds * ds).sum(0)
@@ -185,10 +186,10 @@ def _moments_of(s: Floats, c: Floats) -> Floats:
 
 
 def _merge(a: Floats, b: Floats) -> Floats:
-    """Return the moments of all texts from those of two sets of them (Chan, Golub & LeVeque)."""
+    """Return the moments of two sets of texts together, from the moments of each (Chan, Golub & LeVeque)."""
     # n, Σs and Σc add up.
     merged: Floats = a + b
-    # Second moments also get a term for the distance of the means. Its weight is 0 if a set has no text.
+    # Second moments also get a term for the distance between the two means. Its weight is 0 if a set has no text.
     weight = a[_N] * b[_N] / np.maximum(merged[_N], 1)
     n_a = np.maximum(a[_N], 1)
     n_b = np.maximum(b[_N], 1)

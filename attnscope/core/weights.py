@@ -1,7 +1,7 @@
-"""Read the weights of heads without any text: copying, matching, and which head feeds which (Elhage et al. 2021).
+"""Analyse the weights of heads without any text: copying, matching, and composition of heads (Elhage et al. 2021).
 
-A head's map W_O W_V is d_model x d_model, but its rank is d_head at most. It is never formed: QR reduces its factors,
-so that decompositions are those of d_head x d_head matrices. Callers fetch the weights from a model.
+A head's map W_O W_V is d_model x d_model, but its rank is at most d_head. The product is never computed: QR reduces its
+factors, so that decompositions are of d_head x d_head matrices. Callers fetch the weights from a model.
 """
 
 import torch
@@ -14,7 +14,7 @@ from attnscope.core.attention.precision import in_float64
 def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*heads"]:
     """Return the sum of the eigenvalues divided by the sum of their absolute values, -1 to 1; NaN where all are 0.
 
-    It is 1 if all eigenvalues are positive (the map copies), -1 if all are negative, and near 0 if they cancel.
+    The score is 1 if all eigenvalues are positive (the map copies), -1 if all are negative, and near 0 if they cancel.
 
     Source:
         Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, "copying".
@@ -25,9 +25,9 @@ def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*hea
 
 
 def triangular_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"]:
-    """Return the factor L of rows = L Q, where the k rows of Q are orthonormal, in the unit of `rows`.
+    """Return the triangular factor L of rows = L Q, where the k rows of Q are orthonormal, in the unit of `rows`.
 
-    L has the singular values and the left singular vectors of `rows`; Q holds its directions in d dimensions.
+    L has the singular values and the left singular vectors of `rows`; Q has the directions in d dimensions.
     """
     # QR of the transpose: rows.mT = Q.mT R, so L = R.mT.
     factors: Tensor = torch.linalg.qr(in_float64(rows).mT, mode="r").R.mT
@@ -35,81 +35,86 @@ def triangular_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads
 
 
 def random_rows(
-    n: int,
+    n_matrices: int,
     k: int,
     d: int,
     seed: int,
-) -> Float[Tensor, "n k d"]:
-    """Draw n matrices of k orthonormal rows in d dimensions, uniformly (Haar); entries are from -1 to 1."""
-    # Q of a normal matrix is uniform once its columns have the signs of R's diagonal (Mezzadri 2007).
-    normal = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+) -> Float[Tensor, "n_matrices k d"]:
+    """Draw matrices of k orthonormal rows in d dimensions, uniformly (Haar); entries are from -1 to 1."""
+    # The Q of a normal matrix is uniform after its columns are multiplied by the signs of R's diagonal (Mezzadri 2007).
+    normal = torch.randn(
+        n_matrices, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     q, r = torch.linalg.qr(normal)
     rows: Tensor = (q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None]).mT
     return rows
 
 
-def scores_and_chance(
+def score_with_random_heads(
     reads: Float[Tensor, "heads k d"],
-    core: Float[Tensor, "d d"],
+    vocabulary_core: Float[Tensor, "d d"],
     writes: Float[Tensor, "heads d k"],
-    draws: Float[Tensor, "draws k k"],
+    random_cores: Float[Tensor, "draws k k"],
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, "heads draws"]]:
     """Return the eigenvalue score of each head's map from tokens to tokens, and the scores of random heads, -1 to 1.
 
     With the embedding E and the unembedding U, the map is U W_O W_V E, which has a row and a column for each token. Its
-    eigenvalues other than 0 are those of W_V (E U) W_O, which is d_head x d_head.
+    nonzero eigenvalues are those of the d_head x d_head matrix W_V (E U) W_O.
 
     Args:
-        reads: W_V, or for matching W_K.
-        core: E U, a product over the vocabulary.
-        writes: W_O, or for matching W_Q transposed.
-        draws: G core H of each draw, for orthonormal rows G and orthonormal columns H that are random.
+        reads: What each head reads along: W_V for copying, W_K for matching.
+        vocabulary_core: E U, a product over the vocabulary.
+        writes: What each head writes along: W_O for copying, W_Q transposed for matching.
+        random_cores: G (E U) H of each draw, for random orthonormal rows G and random orthonormal columns H.
 
     Returns:
-        The scores, and those of random heads, which have the singular values of the head's factors but read along the
-        rows of G and write along the columns of H.
+        The scores of the heads, and of random heads. A random head has the singular values of the head's factors, but
+        reads along the rows of G and writes along the columns of H.
     """
-    scores = eigenvalue_score(in_float64(reads) @ in_float64(core) @ in_float64(writes))
+    scores = eigenvalue_score(in_float64(reads) @ in_float64(vocabulary_core) @ in_float64(writes))
     read_factors = triangular_factors(reads)
     write_factors = triangular_factors(writes.mT).mT
-    # The scores of one head for all draws, (draw,).
-    chance = []
+    # Score the random heads of one head at a time, (draw,).
+    random_scores = []
     for head in range(len(reads)):
-        chance.append(eigenvalue_score(read_factors[head] @ draws @ write_factors[head]))
-    return scores, torch.stack(chance)
+        random_scores.append(eigenvalue_score(read_factors[head] @ random_cores @ write_factors[head]))
+    return scores, torch.stack(random_scores)
 
 
 def singular_directions(
     left: Float[Tensor, "d k"],
     right: Float[Tensor, "k d"],
-    n: int,
-) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
-    """Return the first n left and right singular directions of left @ right, and their shares of the squared norm.
+    n_directions: int,
+) -> tuple[
+    Float[Tensor, "n_directions d"], Float[Tensor, "n_directions d"], Float[Tensor, " n_directions"]
+]:
+    """Return the leading left and right singular directions of left @ right, and their shares of the squared norm.
 
-    A head writes along the left directions what it reads along the right ones. Directions have length 1. Their signs
-    make the largest entry of each left direction positive, for a decomposition leaves them open. Shares are 0 to 1.
+    A head writes along a left direction what it reads along the right one. Directions have length 1. A decomposition
+    leaves their signs open, so the largest entry of each left direction is made positive. Shares are 0 to 1.
     """
     # left = Q_left R_left and right = (Q_right R_right).mT, so that the k x k matrix R_left R_right.mT is decomposed.
     q_left, r_left = torch.linalg.qr(in_float64(left))
     q_right, r_right = torch.linalg.qr(in_float64(right).mT)
     u, singular_values, vh = torch.linalg.svd(r_left @ r_right.mT)
-    # Back to d dimensions, (n, d).
-    written = (q_left @ u[:, :n]).mT
-    read = vh[:n] @ q_right.mT
-    sign = written.gather(1, written.abs().argmax(1, keepdim=True)).sign()
+    # Back to d dimensions, (n_directions, d).
+    left_directions = (q_left @ u[:, :n_directions]).mT
+    right_directions = vh[:n_directions] @ q_right.mT
+    sign = left_directions.gather(1, left_directions.abs().argmax(1, keepdim=True)).sign()
     # A matrix of zeros has shares of 0.
     squares = singular_values.pow(2)
     shares = squares / squares.sum().clamp(min=1e-300)
-    return sign * written, sign * read, shares[:n]
+    return sign * left_directions, sign * right_directions, shares[:n_directions]
 
 
 def sender_factors(
     writes: Float[Tensor, "heads d k"],
     reads: Float[Tensor, "heads k d"],
 ) -> Float[Tensor, "heads d k"]:
-    """Return S of each head for `composition_shares`: W_O L, where W_V = L Q and the rows of Q are orthonormal.
+    """Return S of each head for `composition_shares`: S = W_O L, where W_V = L Q and the rows of Q are orthonormal.
 
-    S has k columns in place of the d of W_O W_V, the same singular values and the same left directions, in its unit.
+    S has the singular values and the left directions of W_O W_V, but k columns instead of d. Its unit is that of
+    W_O W_V.
     """
     return in_float64(writes) @ triangular_factors(reads)
 
@@ -118,11 +123,11 @@ def receiver_factors(
     left: Float[Tensor, "heads d k"],
     reads: Float[Tensor, "heads k d"],
 ) -> Float[Tensor, "heads k d"]:
-    """Return R of each head for `composition_shares`: left @ reads with the left factor reduced to its triangular one.
+    """Return R of each head for `composition_shares`: left @ reads, with `left` reduced to its triangular factor.
 
-    R has k rows in place of d, the same singular values and the same right directions, in the unit of left @ reads. For
-    composition by values left @ reads is W_O W_V; by queries or keys it is one of W_Q and W_K transposed, times the
-    other.
+    R has the singular values and the right directions of left @ reads, but k rows instead of d. Its unit is that of
+    left @ reads, which is W_O W_V for composition by values, W_K transposed times W_Q for composition by queries, and
+    W_Q transposed times W_K for composition by keys.
     """
     return triangular_factors(left.mT).mT @ in_float64(reads)
 
@@ -132,12 +137,12 @@ def composition_shares(
 ) -> Float[Tensor, "s r"]:
     """Return the composition of each pair, |R S| / (|R| |S|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
 
-    R is of `receiver_factors`, S of `sender_factors`: R S has the norm of the product of the two heads' whole maps.
+    R comes from `receiver_factors`, S from `sender_factors`. R S has the norm of the product of the two heads' maps.
 
     Source:
         Elhage et al. 2021, "composition".
     """
-    # All pairs in one product: (r·k, d) @ (d, s·j).
+    # Multiply all pairs at once: (r·k, d) @ (d, s·j).
     r, k, d = receivers.shape
     s, _, j = senders.shape
     sender_columns = senders.permute(1, 0, 2).reshape(d, s * j)
@@ -153,10 +158,11 @@ def composition_shares(
 def concentration(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
     """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix, 0 to 1; NaN where all are 0.
 
-    It is 1 if only one singular value is not 0, and 1/rank if all are equal.
+    This is the inverse participation ratio of s². It is 1 if only one singular value is not 0, and 1/rank if all are
+    equal.
     """
     matrices = in_float64(factors)
-    # Both Gram matrices have the eigenvalues s², except for zeros: take the smaller one.
+    # M Mᵀ and Mᵀ M both have the eigenvalues s², and zeros. The smaller one is faster.
     if matrices.shape[-2] > matrices.shape[-1]:
         matrices = matrices.mT
     gram = matrices @ matrices.mT

@@ -9,19 +9,19 @@ This package knows no model: callers pass the function that tokenises.
 
 from attnscope.corpus.batching import (
     BLOCK,
-    BLOCK_CHARACTERS,
+    MAX_BLOCK_CHARACTERS,
     TOKEN_BUDGET,
     Chunk,
     TextBlock,
-    batches,
-    block_batches,
-    blocks,
+    batch_block,
     chunks,
     count_tokens,
-    runs,
+    cut_into_blocks,
+    cut_into_runs,
+    make_batches,
     tokens_of_ids,
 )
-from attnscope.corpus.copies import CopyFilter, copy_key, distinct, fold
+from attnscope.corpus.copies import CopyFilter, copy_key, distinct, normalise_text
 from attnscope.corpus.formats import Problem, Split
 from attnscope.corpus.probes import (
     Needle,

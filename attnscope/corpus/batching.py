@@ -1,7 +1,7 @@
 """Cut a corpus into blocks, long texts into chunks, and chunks into batches; and count the tokens of a corpus.
 
-A block is a run of consecutive texts, the unit that workers share. A chunk is a part of a text that the model takes at
-once. A batch holds chunks of similar length. Where anything is cut depends on the texts alone.
+A *block* is a run of consecutive texts; workers share the work block by block. A *chunk* is a part of a text that fits
+into the model's context. A *batch* holds chunks of similar length. All cuts depend on the texts alone.
 """
 
 from collections import Counter
@@ -20,14 +20,17 @@ from attnscope.text import build_tokens
 T = TypeVar("T")
 
 Encode = Callable[..., Tokens]
-"""Tokenises a text or a pair of texts, special tokens included: the `encode` of a model's tokenizer."""
+"""Tokenises a text or a pair of texts, and adds special tokens: the `encode` of a model's tokenizer.
+
+With is_whole=True the text has its special tokens already, and none are added.
+"""
 
 BLOCK = 256
-"""The most texts of a block. Two runs agree bit for bit only where this, BLOCK_CHARACTERS and TOKEN_BUDGET agree."""
+"""The most texts of a block. Results are equal bit for bit only if this, MAX_BLOCK_CHARACTERS and TOKEN_BUDGET are."""
 
-BLOCK_CHARACTERS = 100_000
-"""A block also ends with the text that makes it this long, for the tokens of a block are in memory together. With texts
-of 330 words it holds about 25,000 tokens."""
+MAX_BLOCK_CHARACTERS = 100_000
+"""A block also ends with the text that makes it this long, because all tokens of a block are in memory together. With
+texts of 330 words a block has about 25,000 tokens."""
 
 TOKEN_BUDGET = 1024
 """The most tokens of a batch, padding included. Larger batches save little time and take more memory: MiniLM is no
@@ -42,23 +45,25 @@ class TextBlock:
     texts: tuple[CorpusText, ...]
 
 
-def blocks(texts: Iterable[CorpusText], n: int = BLOCK) -> Iterator[TextBlock]:
+def cut_into_blocks(texts: Iterable[CorpusText], n: int = BLOCK) -> Iterator[TextBlock]:
     """Cut a corpus into blocks of consecutive texts.
 
-    A block ends with its n-th text, or with the one with which it reaches BLOCK_CHARACTERS.
+    A block ends with its n-th text, or with the text that brings it to MAX_BLOCK_CHARACTERS, whichever comes first.
     """
-    for index, run in enumerate(runs(texts, n, lambda text: text.n_characters)):
+    for index, run in enumerate(cut_into_runs(texts, n, lambda text: text.n_characters)):
         yield TextBlock(index, run)
 
 
-def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
-    """Cut texts of any type into runs by the rule of `blocks`; `n_characters` returns the length of a text."""
+def cut_into_runs(
+    texts: Iterable[T], n: int, n_characters: Callable[[T], int]
+) -> Iterator[tuple[T, ...]]:
+    """Cut texts of any type into runs by the rule of `cut_into_blocks`; `n_characters` returns the length of a text."""
     run: list[T] = []
     characters = 0
     for text in texts:
         run.append(text)
         characters += n_characters(text)
-        if len(run) == n or characters >= BLOCK_CHARACTERS:
+        if len(run) == n or characters >= MAX_BLOCK_CHARACTERS:
             yield tuple(run)
             run = []
             characters = 0
@@ -68,16 +73,17 @@ def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Hold a whole text, or a part of a text that is longer than the model takes.
+    """Hold a whole text, or a part of a text that is too long for the model.
 
     Attributes:
         text_index: The index of the text in the corpus.
-        number: The number of the chunk in its text, from 0.
-        n_chunks: How many chunks the text has, at least 1.
-        tokens: The tokens of the chunk. Each chunk begins and ends with the special tokens of the text.
-        n_opening: How many special tokens a part of a text begins with; 0 for a whole text.
-        n_repeated: How many tokens after the opening ones also end the chunk before this one, as context.
-        n_queries: How many tokens all chunks of the text have together, where repeated ones count once.
+        number: The index of the chunk in its text, from 0.
+        n_chunks: The number of chunks of the text, at least 1.
+        tokens: The tokens of the chunk. Each chunk begins and ends with the special tokens that the text begins and
+            ends with.
+        n_opening: The number of special tokens at the start of the chunk; 0 for a whole text, which repeats nothing.
+        n_repeated: The number of tokens, after the opening ones, that also end the previous chunk. They are context.
+        n_queries: The number of tokens of all chunks of the text together; repeated tokens count once.
     """
 
     text_index: int
@@ -92,8 +98,8 @@ class Chunk:
         return len(self.tokens)
 
     @property
-    def repeated(self) -> NDArray[np.bool_]:
-        """Return which tokens are repeated from the chunk before, and must not be counted again, (token,)."""
+    def is_repeated(self) -> NDArray[np.bool_]:
+        """Return which tokens are repeated from the previous chunk, and must not be counted twice, (token,)."""
         mask = np.zeros(len(self), np.bool_)
         mask[self.n_opening : self.n_opening + self.n_repeated] = True
         return mask
@@ -107,89 +113,90 @@ def chunks(
     chunk: int | None = None,
     stride: int | None = None,
 ) -> list[Chunk]:
-    """Cut a text that is too long into chunks; a shorter one becomes one chunk, and one without tokens none.
+    """Cut a text into chunks if it is too long. A shorter text becomes one chunk; a text without tokens has no chunks.
 
     Every chunk begins with the special tokens at the start of the text, and ends with those at its end.
 
     Args:
         tokens: The tokens of the text.
         text_index: Its index in the corpus.
-        limit: The most tokens that the model takes, special ones included; None = any number.
-        chunk: The most tokens of a chunk, special ones included; None = `limit`.
-        stride: The distance between the starts of two chunks in tokens; None = as many tokens as a chunk holds besides
-            the special ones. With a smaller stride a chunk repeats the end of the one before it, as context.
+        limit: The most tokens that the model takes, with special tokens; None = no limit.
+        chunk: The most tokens of a chunk, with special tokens; None = `limit`.
+        stride: The distance between the starts of two chunks, in tokens; None = the number of tokens of a full chunk
+            without special tokens. With a smaller stride a chunk repeats the end of the previous chunk, as context.
 
     Raises:
-        AttnscopeError: A chunk has more tokens than the model takes, or no room besides the special ones; the stride
-            is below 1, or leaves tokens out.
+        AttnscopeError: A chunk has more tokens than the model takes, or no room besides special tokens; or the stride
+            is below 1, or so large that tokens would be skipped.
     """
     # Refuse chunks that the model does not take, or that have no room for text.
     size = limit if chunk is None else chunk
     if size is not None and limit is not None and size > limit:
         raise AttnscopeError(f"chunks of {size} tokens are too long", f"the model takes at most {limit}")
-    # What is cut are the tokens from `first` to `stop` - 1; n_ends special tokens around them go into every chunk.
-    first = 0
+    # The tokens from `n_opening` to `stop` - 1 are cut. The n_special tokens before and after them go into every chunk.
+    n_opening = 0
     stop = len(tokens)
     ordinary = np.flatnonzero(~tokens.special)
     if len(ordinary):
-        first = int(ordinary[0])
+        n_opening = int(ordinary[0])
         stop = int(ordinary[-1]) + 1
-    n_ends = first + len(tokens) - stop
-    # A chunk has room for so many tokens besides the special ones; None = for any number.
-    room = None if size is None else size - n_ends
-    if room is not None and room < 1:
+    n_special = n_opening + len(tokens) - stop
+    # The most tokens of a chunk without special tokens; None = no limit.
+    max_ordinary = None if size is None else size - n_special
+    if max_ordinary is not None and max_ordinary < 1:
         raise AttnscopeError(
-            f"chunks of {size} tokens have no room for text besides {n_ends} special tokens",
+            f"chunks of {size} tokens have no room for text besides {n_special} special tokens",
             "choose a larger --chunk",
         )
-    if stride is not None and (stride < 1 or (room is not None and stride > room)):
+    if stride is not None and (stride < 1 or (max_ordinary is not None and stride > max_ordinary)):
         hint = "it is at least 1"
-        if room is not None:
-            hint += f" and at most {room}, for special tokens take {n_ends}"
+        if max_ordinary is not None:
+            hint += f" and at most {max_ordinary}, for special tokens take {n_special}"
         raise AttnscopeError(f"a stride of {stride} tokens does not fit", hint)
-    # Cut nothing if the whole text is one chunk.
+    # A whole text that fits is one chunk.
     if not len(tokens):
         return []
-    if room is None or stop - first <= room:
+    if max_ordinary is None or stop - n_opening <= max_ordinary:
         return [Chunk(text_index, 0, 1, tokens, n_queries=len(tokens))]
-    # A chunk begins every `step` tokens and holds `room` of them, so that two neighbours share room - step.
-    step = stride or room
-    starts = range(first, stop - room + step, step)
-    opening = np.arange(first)
+    # A chunk begins every `step` tokens and has max_ordinary tokens, so neighbours share max_ordinary - step tokens.
+    # The last chunk is the first that reaches `stop`.
+    step = stride or max_ordinary
+    starts = range(n_opening, stop - max_ordinary + step, step)
+    opening = np.arange(n_opening)
     closing = np.arange(stop, len(tokens))
-    pieces = []
+    text_chunks = []
     for number, start in enumerate(starts):
-        inner = np.arange(start, min(start + room, stop))
-        piece = Chunk(
+        inner = np.arange(start, min(start + max_ordinary, stop))
+        text_chunk = Chunk(
             text_index,
             number,
             len(starts),
             tokens.take(np.concatenate([opening, inner, closing])),
-            n_opening=first,
-            n_repeated=room - step if number else 0,
-            # Each token of the text once, and the special tokens of each chunk.
-            n_queries=stop - first + len(starts) * n_ends,
+            n_opening=n_opening,
+            n_repeated=max_ordinary - step if number else 0,
+            # Each ordinary token counts once, and special tokens count in each chunk.
+            n_queries=stop - n_opening + len(starts) * n_special,
         )
-        pieces.append(piece)
-    return pieces
+        text_chunks.append(text_chunk)
+    return text_chunks
 
 
-def batches(pieces: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[list[Chunk]]:
-    """Cut the chunks of a block into batches of at most `budget` tokens, padding included, the shortest chunks first.
+def make_batches(text_chunks: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[list[Chunk]]:
+    """Group the chunks of a block into batches of at most `budget` tokens with padding, the shortest chunks first.
 
-    Chunks of one length stay in the order of the corpus. A chunk longer than the budget is a batch of its own.
+    Chunks of equal length stay in the order of the corpus. A chunk longer than the budget is a batch of its own.
     """
     chunk_batches: list[list[Chunk]] = []
-    # Neighbours of similar length need little padding.
-    for piece in sorted(pieces, key=lambda piece: (len(piece), piece.text_index, piece.number)):
-        if chunk_batches and (len(chunk_batches[-1]) + 1) * len(piece) <= budget:
-            chunk_batches[-1].append(piece)
+    # Sort by length, because chunks of similar length need little padding.
+    for text_chunk in sorted(text_chunks, key=lambda item: (len(item), item.text_index, item.number)):
+        if chunk_batches and (len(chunk_batches[-1]) + 1) * len(text_chunk) <= budget:
+            chunk_batches[-1].append(text_chunk)
         else:
-            chunk_batches.append([piece])
+            chunk_batches.append([text_chunk])
     return chunk_batches
 
 
-def block_batches(
+def batch_block(
     block: TextBlock,
     encode: Encode,
     *,
@@ -199,15 +206,15 @@ def block_batches(
     budget: int = TOKEN_BUDGET,
     special_ids: Collection[int] = (),
 ) -> list[list[Chunk]]:
-    """Tokenise the texts of a block, cut those that are too long, and put all chunks into batches.
+    """Tokenise the texts of a block, cut texts that are too long, and group all chunks into batches.
 
-    See `chunks` and `batches` for the arguments, and `tokens_of` for `special_ids`.
+    See `chunks` and `make_batches` for the arguments, and `tokens_of` for `special_ids`.
     """
-    pieces: list[Chunk] = []
+    text_chunks: list[Chunk] = []
     for text in block.texts:
         tokens = tokens_of(text, encode, special_ids)
-        pieces += chunks(tokens, text.index, limit=limit, chunk=chunk, stride=stride)
-    return batches(pieces, budget)
+        text_chunks += chunks(tokens, text.index, limit=limit, chunk=chunk, stride=stride)
+    return make_batches(text_chunks, budget)
 
 
 def tokens_of_ids(ids: Sequence[int], special_ids: Collection[int] = ()) -> Tokens:
@@ -228,11 +235,11 @@ def tokens_of(text: CorpusText, encode: Encode, special_ids: Collection[int]) ->
     Args:
         text: A text, a pair of texts, or token ids.
         encode: Tokenises a text or a pair.
-        special_ids: Which ids are special tokens, where the text came as ids.
+        special_ids: The ids of special tokens. They are used only for a text that is given as token ids.
     """
     if text.ids is not None:
         return tokens_of_ids(text.ids, special_ids)
-    # A chat template has already written the special tokens, so that none are added.
+    # A chat template has already written the special tokens, so none are added.
     if text.is_chat:
         return encode(text.text or "", is_whole=True)
     texts = [text.text or ""]
@@ -245,18 +252,18 @@ def count_tokens(
     texts: Iterable[CorpusText],
     encode: Encode,
     special_ids: Collection[int] = (),
-    tell: Callable[[int, int], None] | None = None,
+    report_progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.int64]:
-    """Count how often each token comes in a corpus, in one pass and constant memory; special tokens are not counted.
+    """Count how often each token occurs in a corpus, in one pass and constant memory. Special tokens are not counted.
 
     Args:
         texts: The corpus.
         encode: Tokenises a text or a pair.
-        special_ids: As of `tokens_of`.
-        tell: Called after each text with the number of texts and of tokens so far.
+        special_ids: See `tokens_of`.
+        report_progress: Called after each text with the numbers of texts and of tokens so far, special tokens included.
 
     Returns:
-        How often each token comes, by id, (largest id + 1,); of no text, (1,).
+        The number of occurrences of each token, by id, (largest id + 1,). For a corpus without texts, (1,).
     """
     count_of_id: Counter[int] = Counter()
     n_tokens = 0
@@ -264,8 +271,8 @@ def count_tokens(
         tokens = tokens_of(text, encode, special_ids)
         count_of_id.update(tokens.ids[~tokens.special].tolist())
         n_tokens += len(tokens)
-        if tell is not None:
-            tell(n_texts, n_tokens)
+        if report_progress is not None:
+            report_progress(n_texts, n_tokens)
     # From id -> count to an array by id.
     counts = np.zeros(max(count_of_id, default=0) + 1, np.int64)
     counts[list(count_of_id)] = list(count_of_id.values())

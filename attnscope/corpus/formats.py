@@ -1,10 +1,10 @@
-"""Turn the lines of a source into texts: plain text, jsonl, CSV, and the conversations of jsonl.
+"""Turn the lines of a source (a file or stdin) into texts: plain text, jsonl, CSV, and conversations in jsonl.
 
     {"text": "Who?", "text_pair": "The cat."}
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]}
 
-The content of a message is a text or a list of texts. The fields `tools` and `documents` go to the chat template as
-they are. This module knows no model: callers pass the function that writes messages.
+The content of a message is a text or a list of texts. The fields `tools` and `documents` are passed on to the chat
+template. This module knows no model: callers pass the function that renders messages.
 """
 
 import csv
@@ -20,16 +20,17 @@ from attnscope.errors import AttnscopeError, amount, parse_json
 from attnscope.text import MAX_BYTES, make_too_long_message
 
 Split = Literal["auto", "line", "paragraph", "file"]
-"""How a plain text file is split into texts; blank lines separate paragraphs. "auto" guesses, see `guess_split`."""
+"""How a plain text file is split into texts. Blank lines separate paragraphs; "auto" is decided by `guess_split`."""
 
-GUESSED_LINES = 400
-"""The most lines, the first ones of a file, that a split is guessed from."""
+MAX_GUESS_LINES = 400
+"""The most lines at the start of a file from which a split is guessed."""
 
 MAX_PARAGRAPH_LINES = 20
-"""The most lines of a paragraph on average. With more, each line is a text and blank lines have no meaning."""
+"""The most lines that paragraphs have on average. In a file with longer ones each line is a text, and blank lines mean
+nothing."""
 
 Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
-"""How files are read; "auto" goes by the suffix, see `format_of`."""
+"""How files are read; "auto" is decided by the suffix, see `format_of`."""
 
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -40,36 +41,39 @@ _FORMATS: dict[str, Format] = {
 }
 
 MAX_BAD_LINES = 10
-"""The number of malformed lines at which the rest of a source is left out."""
+"""The number of malformed lines at which the reading of a source ends."""
 
 PAIR_FIELD = "text_pair"
-"""The field or column that holds second texts where no other is named, as in the datasets of many tasks."""
+"""The default field or column of the second text of a pair, as in many datasets."""
 
-LARGEST_ID = 2**24
-"""The largest token id that is accepted. It is beyond any vocabulary, and counts of all ids up to it fit in memory."""
+MAX_TOKEN_ID = 2**24
+"""The largest token id that is accepted. It is above any vocabulary, and an array of counts by id fits in memory."""
 
-_LONGEST_FIELD = 2**28
+_MAX_FIELD_CHARACTERS = 2**28
 """The most characters of a CSV field. A quote that is never closed makes the rest of the file one field."""
 
 RenderChat = Callable[..., str]
-"""Writes messages, and `tools` and `documents`, as one text: a chat template, or `write_plainly`.
+"""Renders messages, and optionally `tools` and `documents`, as one text: a model's chat template, or `render_plainly`.
 
-It raises an AttnscopeError if they cannot be written.
+It raises an AttnscopeError if it cannot render them.
 """
 
 _TEMPLATE_FIELDS = ("tools", "documents")
-"""The fields beside "messages" that chat templates take."""
+"""The fields besides "messages" that are passed to a chat template."""
+
+ParsedEntry = dict[str, Any] | str
+"""The fields of a JSON object or of a row of CSV; a str is the reason why the line is malformed, for `Problem`."""
 
 TextFields = dict[str, Any]
-"""The fields of a `CorpusText` that a source sets: text, pair, is_chat."""
+"""The fields of a `CorpusText` that are read from a source: text, pair, is_chat."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Hold what could not be read: a line of a source, all of it from a line on, or the whole source.
+    """Hold a line that could not be read, a line at which reading ended, or a source that could not be read at all.
 
     Attributes:
-        source: The file's name; "stdin".
+        source: The name of the file; "stdin" for standard input.
         line: The line, from 1; None = the whole source.
         reason: Why it could not be read.
     """
@@ -79,12 +83,12 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        place = "" if self.line is None else f", line {self.line}"
-        return f"{self.source}{place}: {self.reason}"
+        position = "" if self.line is None else f", line {self.line}"
+        return f"{self.source}{position}: {self.reason}"
 
 
-def name_problems(problems: Sequence[Problem]) -> str:
-    """Return the end of a message, such as ": a.txt, line 3: not UTF-8, and 2 more problems"; "" for no problem."""
+def describe_problems(problems: Sequence[Problem]) -> str:
+    """Return the ending of a message, such as ": a.txt, line 3: not UTF-8, and 2 more problems"; "" if none."""
     if not problems:
         return ""
     ending = f": {problems[0]}"
@@ -94,17 +98,17 @@ def name_problems(problems: Sequence[Problem]) -> str:
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a file's name in lower case, such as .txt, that of a.txt.gz too; "" for none."""
+    """Return the suffix of a file's name in lower case, such as ".txt" of a.TXT and a.txt.gz; "" if it has none."""
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
 def format_of(name: str) -> Format:
-    """Return the format that the suffix of a file's name stands for; "txt" for unknown suffixes."""
+    """Return the format by the suffix of a file's name; "txt" for unknown suffixes."""
     return _FORMATS.get(suffix_of(name), "txt")
 
 
 class BadLineLimit:
-    """Add the malformed lines of one source to a list of problems, and end its reading when there are too many."""
+    """Add the malformed lines of one source to a list of problems, and end the reading at MAX_BAD_LINES."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self._source = source
@@ -115,7 +119,7 @@ class BadLineLimit:
         """Add a line to the problems.
 
         Raises:
-            UnreadableError: It is number MAX_BAD_LINES.
+            UnreadableError: It is the MAX_BAD_LINES-th malformed line. The caller lists this error as the last problem.
         """
         self._n_bad += 1
         if self._n_bad == MAX_BAD_LINES:
@@ -124,21 +128,21 @@ class BadLineLimit:
 
 
 def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
-    """Guess how a file is split: by paragraphs if blank lines separate some among its first lines, else by lines.
+    """Guess how a file is split: by paragraphs if blank lines separate its first lines into paragraphs, else by lines.
 
     Returns:
-        "paragraph" or "line", and an iterator over all lines, those that were read for the guess included.
+        "paragraph" or "line", and an iterator over all lines, including the lines that were read for the guess.
     """
-    # An error ends the lines that the guess uses. It is kept, and raised again after them.
+    # An error ends the lines for the guess. It is raised later, when `all_lines` reaches the same point.
     first_lines: list[str] = []
-    failure: UnreadableError | None = None
+    read_error: UnreadableError | None = None
     try:
-        for line in islice(lines, GUESSED_LINES):
+        for line in islice(lines, MAX_GUESS_LINES):
             first_lines.append(line)
     except UnreadableError as error:
-        failure = error
+        read_error = error
 
-    # Count lines that are not blank, and paragraphs: each begins with such a line after a blank one.
+    # Count nonblank lines, and paragraphs. A paragraph begins with a nonblank line after a blank one, or at the start.
     n_lines = 0
     n_paragraphs = 0
     follows_blank = True
@@ -152,15 +156,15 @@ def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
 
     def all_lines() -> Iterator[str]:
         yield from first_lines
-        if failure is not None:
-            raise failure
+        if read_error is not None:
+            raise read_error
         yield from lines
 
     return ("paragraph" if has_paragraphs else "line"), all_lines()
 
 
 def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]:
-    """Join lines to texts; yield each text with the number of the line that it begins on, from 1.
+    """Join lines into texts; yield the number of the first line of each text, from 1, and the text.
 
     Raises:
         UnreadableError: A paragraph or a file has more than MAX_BYTES.
@@ -168,120 +172,121 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
     if split == "line":
         yield from enumerate(lines, 1)
         return
-    # The lines of the current text, the number of its first line, and its characters so far.
-    text: list[str] = []
-    begin = 1
+    # The lines of the current text so far, the number of its first line, and its length.
+    text_lines: list[str] = []
+    first_line = 1
     n_characters = 0
     try:
         for number, line in enumerate(lines, 1):
             # A blank line ends a paragraph.
             if split == "paragraph" and not line.strip():
-                if text:
-                    yield begin, "\n".join(text)
-                    text = []
+                if text_lines:
+                    yield first_line, "\n".join(text_lines)
+                    text_lines = []
                 continue
-            if not text:
-                begin = number
+            if not text_lines:
+                first_line = number
                 n_characters = 0
-            text.append(line)
+            text_lines.append(line)
             n_characters += len(line) + 1
             if n_characters > MAX_BYTES:
                 raise UnreadableError(make_too_long_message(f"the {split}")[0])
     except UnreadableError as error:
-        # The text that was being read is left out as a whole: the error names its first line.
-        if text:
+        # The current text is dropped as a whole, so the error names its first line.
+        if text_lines:
             if error.line:
                 error.reason += f" in line {error.line}"
-            error.line = begin
+            error.line = first_line
         raise
-    if text:
-        yield begin, "\n".join(text).rstrip("\n")
+    if text_lines:
+        yield first_line, "\n".join(text_lines).rstrip("\n")
 
 
 # Objects of jsonl, rows of CSV
 
 
-def json_entries(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield the number of each line that is not blank, and its JSON object, or what is wrong with it as a str."""
+def parse_json_lines(lines: Iterator[str]) -> Iterator[tuple[int, ParsedEntry]]:
+    """Yield the number of each nonblank line, from 1, and its JSON object."""
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield number, json_object(line)
+            yield number, parse_json_object(line)
 
 
-def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield each row of CSV with the number of the line that it begins on: a dict by column, or what is wrong as a str.
+def parse_csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, ParsedEntry]]:
+    """Yield the number of the first line of each row of CSV, and the row as a dict by column.
 
     Raises:
         UnreadableError: A quote is in the wrong place, or two columns have one name.
     """
-    # The limit holds for the whole process. Python's own, 131,072 characters, is too small for texts.
-    csv.field_size_limit(_LONGEST_FIELD)
-    # Lines get their ends back, for those inside of quotes belong to the text. Strict: a misplaced quote is an error.
+    # The limit applies to the whole process. Python's default, 131,072 characters, is too small for texts.
+    csv.field_size_limit(_MAX_FIELD_CHARACTERS)
+    # Lines get their newlines back, because newlines inside quotes belong to the text. In strict mode a misplaced quote
+    # is an error.
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
-    begin = 1
+    first_line = 1
     try:
-        # The first row that is not empty names the columns.
+        # The first nonempty row has the names of columns.
         header = next((row for row in rows if row), [])
         for name in header:
             if name and header.count(name) > 1:
-                raise UnreadableError(f'two columns are called "{name}"', begin)
-        begin = rows.line_num + 1
+                raise UnreadableError(f'two columns are called "{name}"', first_line)
+        first_line = rows.line_num + 1
         for row in rows:
-            # More cells than columns: a text without quotes holds the delimiter.
+            # More cells than columns: a text without quotes contains the delimiter.
             if "".join(row[len(header) :]).strip():
                 columns = amount(len(header), "column")
-                yield begin, f"{len(row)} cells in {columns}: a {delimiter!r} without quotes"
+                yield first_line, f"{len(row)} cells in {columns}: a {delimiter!r} without quotes"
             elif row:
-                yield begin, dict(zip(header, row, strict=False))
-            begin = rows.line_num + 1
+                yield first_line, dict(zip(header, row, strict=False))
+            first_line = rows.line_num + 1
     except csv.Error as error:
-        raise UnreadableError(f"malformed CSV: {error}", begin) from None
+        raise UnreadableError(f"malformed CSV: {error}", first_line) from None
     except UnreadableError as error:
-        # The current row is left out as a whole: the error names its first line.
+        # The current row is dropped as a whole, so the error names its first line.
         if error.line:
-            error.line = begin
+            error.line = first_line
         raise
 
 
 def read_entry(
     entry: dict[str, Any], field: str, pair_field: str | None, render: RenderChat
 ) -> tuple[TextFields, list[str]]:
-    """Read the text, the pair of texts, or the conversation in an object of JSON or a row of CSV.
+    """Read the text, the pair of texts, or the conversation of a JSON object or a row of CSV.
 
     Args:
-        entry: The object, or the row by columns.
+        entry: The object, or the row by column.
         field: The field of the text, or of the first text of a pair.
-        pair_field: The field of the second text; None = PAIR_FIELD, where there is one.
-        render: Writes the messages of a conversation.
+        pair_field: The field of the second text; None = PAIR_FIELD, if the entry has it.
+        render: Renders the messages of a conversation.
 
     Returns:
-        The content, and the names of other fields that hold a sentence.
+        The fields of a `CorpusText`, and the names of unread fields that contain a sentence.
 
     Raises:
-        ValueError: There is neither a text nor a conversation; says why in one line.
+        ValueError: The entry has neither a text nor a conversation. The message is one line.
     """
     if field not in entry and "messages" in entry:
         read_fields = ["messages"]
-        if render is not write_plainly:
+        if render is not render_plainly:
             read_fields += _TEMPLATE_FIELDS
-        content = _write_chat(entry, render)
+        content = _render_conversation(entry, render)
     else:
         read_fields = [field, pair_field or PAIR_FIELD]
         content = {"text": _text_of(_field_of(entry, field), f'"{field}"')}
         # A blank second text means that there is none.
-        second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
-        if second is not None and _text_of(second, "the second text").strip():
-            content["pair"] = second
-    # A sentence in another field may be what the user meant to read.
-    unread = []
+        second_text = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
+        if second_text is not None and _text_of(second_text, "the second text").strip():
+            content["pair"] = second_text
+    # The user may have meant an unread field that contains a sentence, so callers list these fields.
+    unread_fields = []
     for name, value in entry.items():
         if name not in read_fields and _holds_sentence(value):
-            unread.append(name)
-    return content, unread
+            unread_fields.append(name)
+    return content, unread_fields
 
 
 def _holds_sentence(value: Any) -> bool:
-    """Return whether a value of JSON is a text with two spaces or more, or has one at any depth."""
+    """Return whether a JSON value is a text with at least two spaces, or contains one at any depth."""
     if isinstance(value, dict):
         return any(map(_holds_sentence, value.values()))
     if isinstance(value, list):
@@ -290,7 +295,7 @@ def _holds_sentence(value: Any) -> bool:
 
 
 def _text_of(value: Any, name: str) -> str:
-    """Return a value of JSON as a text; refuse any other value, and text that is not valid Unicode."""
+    """Return a JSON value that is a text; refuse other values, and text that is not valid Unicode."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is no text: {shorten(repr(value))}")
     if not is_unicode(value):
@@ -307,19 +312,19 @@ def _field_of(entry: dict[str, Any], name: str) -> Any:
     return entry[name]
 
 
-def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
-    """Write messages as `role: content`, with a blank line between two.
+def render_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
+    """Render messages as `role: content`, separated by blank lines.
 
     Raises:
-        AttnscopeError: A message calls tools, which only a chat template can write.
+        AttnscopeError: A message calls tools, which only a chat template can render.
     """
     if any(message.get("tool_calls") for message in messages):
         raise AttnscopeError("a message calls tools: only a model's chat template can write that")
     return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
 
 
-def _write_chat(entry: dict[str, Any], render: RenderChat) -> TextFields:
-    """Return the conversation of an object of JSON as one text."""
+def _render_conversation(entry: dict[str, Any], render: RenderChat) -> TextFields:
+    """Return the conversation of a JSON object as one text."""
     messages = entry["messages"]
     if not (isinstance(messages, list) and messages):
         raise ValueError('"messages" is no list of messages')
@@ -329,12 +334,12 @@ def _write_chat(entry: dict[str, Any], render: RenderChat) -> TextFields:
         text = _text_of(render(messages, **extras), "what the chat template writes")
     except AttnscopeError as error:
         raise ValueError(error.message) from None
-    # A chat template writes special tokens too, so that the tokenizer must add none.
-    return {"text": text, "is_chat": render is not write_plainly}
+    # A chat template also writes special tokens, so the tokenizer must add none: is_chat tells it.
+    return {"text": text, "is_chat": render is not render_plainly}
 
 
 def _plain_message(message: Any) -> dict[str, Any]:
-    """Return a message whose content is one text: the texts of its parts are joined."""
+    """Return a message whose content is one text; a list of parts is joined."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f'a message is no object with a "role": {shorten(repr(message))}')
     content = message.get("content")
@@ -348,20 +353,20 @@ def _plain_message(message: Any) -> dict[str, Any]:
     return {**message, "content": "".join(texts)}
 
 
-def json_object(line: str) -> dict[str, Any] | str:
-    """Return the JSON object of a line, or what is wrong with it as a str."""
+def parse_json_object(line: str) -> ParsedEntry:
+    """Parse a line as a JSON object; return the reason as a str if it is malformed."""
     try:
-        entry = parse_json(line, object_pairs_hook=_fields_once)
+        entry = parse_json(line, object_pairs_hook=_require_unique_fields)
     except json.JSONDecodeError as error:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"
-    # This is raised by a field that comes twice, and by thousands of digits or of nested brackets.
+    # Raised for a duplicate field (by the hook), and for thousands of digits or of nested brackets.
     except ValueError as error:
         return f"malformed JSON: {error}"
     return entry if isinstance(entry, dict) else f"not a JSON object: {shorten(line)}"
 
 
-def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a JSON object; refuse a field that comes twice."""
+def _require_unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object as a dict; refuse duplicate fields, of which json would keep the last."""
     entry: dict[str, Any] = {}
     for name, value in pairs:
         if name in entry:
@@ -370,13 +375,13 @@ def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entry
 
 
-def is_id(value: object) -> bool:
-    """Return whether a value of JSON can be a token id."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_ID
+def is_token_id(value: object) -> bool:
+    """Return whether a JSON value can be a token id. A bool is an int in Python, but no id."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKEN_ID
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has no half of a surrogate pair."""
+    """Return whether a text can be encoded as UTF-8: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -385,6 +390,6 @@ def is_unicode(text: str) -> bool:
 
 
 def shorten(text: str) -> str:
-    """Return the text in one line, or its first 59 characters and an ellipsis."""
+    """Return the text in one line of at most 60 characters; a longer text ends with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:59]}…"

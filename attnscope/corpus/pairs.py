@@ -7,25 +7,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attnscope.corpus.formats import Problem, is_id, json_object, name_problems
+from attnscope.corpus.formats import Problem, describe_problems, is_token_id, parse_json_object
 from attnscope.corpus.texts import Corpus
 from attnscope.errors import AttnscopeError
 
 Answers = tuple[str | int, ...]
-"""Words, token ids, or numbers of classes."""
+"""Words, token ids, or indices of classes."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Hold two texts that differ in the words that decide between a right and a wrong answer.
+    """Hold two texts that differ in a few words, which decide between a right and a wrong answer.
 
     Attributes:
-        source: The file that holds the pair; "pairs" for a mapping.
-        line: The line of the file, or the number among the mappings, from 1.
+        source: The file of the pair; "pairs" for pairs that are given as mappings.
+        line: The line of the file, or the position among the mappings, from 1.
         clean: The text after which the right answers are right.
         corrupt: The text after which they are wrong.
-        right: The answers that are right after the clean text; () = none.
-        wrong: The answers that are wrong after the clean text; () = none.
+        right: The answers that are right after the clean text; () = not given.
+        wrong: The answers that are wrong after the clean text; () = not given.
     """
 
     source: str
@@ -39,58 +39,61 @@ class Pair:
 class Pairs:
     """Read pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one per line.
 
-    An answer is a string, a token id, or a list of these. Pairs need no answers for a study that is given one class for
-    all. Malformed pairs, and pairs with the texts of an earlier one, are left out and listed in `problems`.
+    The value of "right" or "wrong" is a string, a token id, or a list of strings and ids. A study of a classifier needs
+    no answers if one class is set for all pairs. Malformed pairs, and pairs with the same texts as an earlier pair, are
+    left out and listed in `problems`.
 
     Args:
         pairs: Names of JSONL files, also gzipped, or patterns of names, "-" for stdin; or mappings with these fields.
 
     Attributes:
         sources: The files that were read; `("pairs",)` for mappings.
-        problems: What could not be read or was left out, in order.
+        problems: The lines that could not be read, and the pairs that were left out, in order.
         sha256: The SHA-256 of the pairs, in hex.
 
     Raises:
-        AttnscopeError: There is no pair.
+        AttnscopeError: No pair is left.
     """
 
     def __init__(self, pairs: str | Path | Sequence[str | Path | Mapping[str, Any]]) -> None:
         if isinstance(pairs, str | Path):
             pairs = [pairs]
         self.problems: list[Problem] = []
-        # The source, the line and the fields of each pair; a str in place of fields says what is wrong with the line.
+        # The source, the line and the fields of each pair. A str instead of fields is the reason why a line is
+        # malformed.
         entries: Iterator[tuple[str, int, Any]]
         if any(isinstance(pair, Mapping) for pair in pairs):
             self.sources: tuple[str, ...] = ("pairs",)
             entries = (("pairs", number, pair) for number, pair in enumerate(pairs, 1))
         else:
+            # Read each line as a text, however long it is.
             corpus = Corpus(list(map(str, pairs)), format="txt", max_characters=None)
             self.sources = corpus.sources
-            entries = ((text.source, text.line, json_object(text.text or "")) for text in corpus)
-        # Of pairs with the same two texts the first counts.
+            entries = ((text.source, text.line, parse_json_object(text.text or "")) for text in corpus)
+        # Keep only the first of several pairs with the same two texts.
         self._pairs: list[Pair] = []
         line_of_texts: dict[tuple[str, str], int] = {}
         for source, line, entry in entries:
             try:
-                pair = _pair_from(source, line, entry)
-                texts = pair.clean, pair.corrupt
-                if texts in line_of_texts:
+                pair = _parse_pair(source, line, entry)
+                text_pair = pair.clean, pair.corrupt
+                if text_pair in line_of_texts:
                     raise ValueError(
-                        f"it has the texts of pair {line_of_texts[texts]}, which counts once"
+                        f"it has the texts of pair {line_of_texts[text_pair]}, which counts once"
                     )
             except ValueError as error:
                 self.problems.append(Problem(source, line, str(error)))
                 continue
-            line_of_texts[texts] = line
+            line_of_texts[text_pair] = line
             self._pairs.append(pair)
         if not self._pairs:
             raise AttnscopeError(
-                f"there is no pair{name_problems(self.problems)}",
+                f"there is no pair{describe_problems(self.problems)}",
                 'a pair is {"clean", "corrupt", "right", "wrong"}',
             )
-        # Hash the pairs as JSON, with the names of their files and their lines.
-        content = json.dumps(list(map(asdict, self._pairs)))
-        self.sha256 = hashlib.sha256(content.encode()).hexdigest()
+        # The hash covers the pairs as JSON, with their files and lines.
+        pairs_json = json.dumps(list(map(asdict, self._pairs)))
+        self.sha256 = hashlib.sha256(pairs_json.encode()).hexdigest()
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(self._pairs)
@@ -99,11 +102,11 @@ class Pairs:
         return len(self._pairs)
 
 
-def _pair_from(source: str, line: int, entry: Any) -> Pair:
-    """Return the pair of some fields.
+def _parse_pair(source: str, line: int, entry: Any) -> Pair:
+    """Build a pair from the fields of an entry.
 
     Raises:
-        ValueError: The fields make no pair, or `entry` is a str that says what is wrong.
+        ValueError: The fields are no pair, or `entry` is a str with the reason why a line is malformed.
     """
     if not isinstance(entry, Mapping):
         raise ValueError(entry if isinstance(entry, str) else "it is no mapping")
@@ -114,22 +117,22 @@ def _pair_from(source: str, line: int, entry: Any) -> Pair:
             raise ValueError(f'"{name}" is no text')
     if entry["clean"] == entry["corrupt"]:
         raise ValueError("clean and corrupt are the same text")
-    right = _answers(entry, "right")
-    wrong = _answers(entry, "wrong")
+    right = _parse_answers(entry, "right")
+    wrong = _parse_answers(entry, "wrong")
     return Pair(source, line, entry["clean"], entry["corrupt"], right, wrong)
 
 
-def _answers(entry: Mapping[str, Any], name: str) -> Answers:
-    """Return the answers in a field, one or a list; () if there is no such field."""
+def _parse_answers(entry: Mapping[str, Any], name: str) -> Answers:
+    """Return the answers in a field, which has one answer or a list; () if the field is missing."""
     if name not in entry:
         return ()
     value = entry[name]
     answers = tuple(value) if isinstance(value, list | tuple) else (value,)
-    # An answer is a token id, or a str that is not empty.
+    # An answer is a token id, or a nonempty str.
     malformed = [
         answer
         for answer in answers
-        if not is_id(answer) and (answer == "" or not isinstance(answer, str))
+        if not is_token_id(answer) and (answer == "" or not isinstance(answer, str))
     ]
     if malformed or not answers:
         raise ValueError(

@@ -21,17 +21,17 @@ from attnscope.corpus.formats import (
     RenderChat,
     Split,
     TextFields,
-    csv_entries,
+    describe_problems,
     format_of,
     guess_split,
-    json_entries,
-    name_problems,
+    parse_csv_rows,
+    parse_json_lines,
     read_entry,
+    render_plainly,
     shorten,
     split_lines,
-    write_plainly,
 )
-from attnscope.corpus.lines import RereadableStream, UnreadableError, lines_of
+from attnscope.corpus.lines import RereadableStream, UnreadableError, read_lines
 from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.host import require_regular_file
 from attnscope.text import MAX_CHARACTERS, is_blank, open_stdin
@@ -156,7 +156,7 @@ class Corpus:
         self.format = format
         self.pair_field = pair_field
         self.max_characters = max_characters
-        self.chat: RenderChat = write_plainly
+        self.chat: RenderChat = render_plainly
         # Facts of the last iteration.
         self.problems: list[Problem] = []
         self.bytes_read = 0
@@ -208,7 +208,7 @@ class Corpus:
             if self.problems:
                 hint = self.HINT
             raise AttnscopeError(
-                f"no text is left: nothing to read in {sources}{name_problems(self.problems)}", hint
+                f"no text is left: nothing to read in {sources}{describe_problems(self.problems)}", hint
             )
         self.sha256 = digest.hexdigest()
 
@@ -239,10 +239,10 @@ class Corpus:
         with self._open(source) as file:
             # Append None after the last text, so that the loop updates `bytes_read` once more at the end of the file.
             for line_and_content in itertools.chain(
-                self._parse(source, name, lines_of(file, name)), [None]
+                self._parse(source, name, read_lines(file, name)), [None]
             ):
                 # A stream is not seekable, and its bytes are not counted. For gzip, tell() counts compressed bytes, as
-                # `lines_of` decompresses them.
+                # `read_lines` decompresses them.
                 if file.seekable():
                     self.bytes_read = n_before + file.tell()
                 if line_and_content is not None:
@@ -266,9 +266,9 @@ class Corpus:
         # jsonl and CSV. A malformed entry is a str that says what is wrong. It takes the same path as an entry that
         # `read_entry` refuses. BadLineLimit lists malformed lines, and at the tenth raises UnreadableError.
         entries = (
-            json_entries(lines)
+            parse_json_lines(lines)
             if format == "jsonl"
-            else csv_entries(lines, _DELIMITER_BY_FORMAT[format])
+            else parse_csv_rows(lines, _DELIMITER_BY_FORMAT[format])
         )
         bad = BadLineLimit(name, self.problems)
         unread_fields: set[str] = set()
@@ -302,7 +302,7 @@ class Corpus:
             else:
                 stream = Path(source).open("rb", buffering=0)  # noqa: SIM115
             self._streams[source] = RereadableStream(stream, source)
-        return self._streams[source].again()
+        return self._streams[source].open_at_start()
 
 
 def _is_stream(source: str) -> bool:

@@ -1,7 +1,7 @@
 """Say in sentences what the roles of heads amount to, and show the first role of every head as a coloured letter.
 
 A role is what a head does, such as "previous_token"; a head's roles are joined by "+", the strongest first but sinks
-last. `heads` and `head_lines` report these sentences and letters; pages take the letters and colours.
+last. `heads` and `head_steps` report these sentences and letters; pages take the letters and colours.
 """
 
 import colorsys

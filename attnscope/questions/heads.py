@@ -1,6 +1,6 @@
 """Declare the result of a study of heads, which says what each head of a model does: its columns and its report.
 
-`head_lines` says it in one line per head, `head_roles` shows roles. Loads no torch.
+`head_steps` says it in one line per head, `head_roles` shows roles. Loads no torch.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Generic, Self, TypeVar
 
-from attnscope.corpus import CopyFilter, Problem, blocks, distinct
+from attnscope.corpus import CopyFilter, Problem, cut_into_blocks, distinct
 from attnscope.errors import amount
 from attnscope.host import delay_interrupts
 from attnscope.models.info import ModelInfo, run_facts
@@ -236,12 +236,12 @@ def run(
     result = run_blocks(
         make_measurer,
         models,
-        blocks(distinct(texts, copies), block_size),
+        cut_into_blocks(distinct(texts, copies), block_size),
         empty_part,
         get_share=lambda block: share_read(texts, block.texts[-1].index),
         **options,
     )
-    result.n_copies = copies.n
+    result.n_copies = copies.n_dropped
     return result
 
 

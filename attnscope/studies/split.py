@@ -65,11 +65,11 @@ def split(
     arrays_by_name: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
     for n_heads in dict.fromkeys(options.counts):
         d_head = d_model // n_heads
-        head_split = splitting.cut(inputs.Q, inputs.K, inputs.V, n_heads, may=mask)
+        head_split = splitting.split_heads(inputs.Q, inputs.K, inputs.V, n_heads, mask=mask)
         rows_by_table["counts"].append({"n_heads": n_heads, "d_head": d_head, "scale": d_head**-0.5})
         # (query, key), then (query, d_model), the heads' outputs side by side, then (query,)
         arrays_by_name["mean_weights"].append(head_split.weights.mean(0))
-        arrays_by_name["output"].append(head_split.joined)
+        arrays_by_name["output"].append(head_split.concat_output)
         arrays_by_name["disagreement_nats"].append(head_split.disagreement_nats)
         # One (query, key) per head
         arrays_by_name["weights"] += [*head_split.weights]
@@ -79,7 +79,7 @@ def split(
                 "n_heads": n_heads,
                 "head": head,
                 "entropy_nats": head_split.entropy_nats[head],
-                "uniform": head_split.uniform[head],
+                "uniform": head_split.n_uniform_rows[head],
                 "rank": head_split.rank[head],
                 "first_column": head * d_head,
                 "last_column": (head + 1) * d_head - 1,
@@ -88,10 +88,10 @@ def split(
 
         # Dropping a head sets its columns of the joined output to 0. So the output changes by the head's output,
         # (query, d_head). "drop_l2" has an entry per drop; without drops it has none, and is no key.
-        output_norm = np.linalg.norm(head_split.joined)
+        output_norm = np.linalg.norm(head_split.concat_output)
         for head in options.drop:
             if head < n_heads:
-                change = head_split.heads_out[head]
+                change = head_split.head_outputs[head]
                 l2 = np.linalg.norm(change)
                 share = l2 / output_norm if output_norm else float("nan")
                 rows_by_table["drops"].append(

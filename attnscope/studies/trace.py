@@ -113,8 +113,8 @@ def trace(
     untraced_outputs = kernel.outputs.copy()
     untraced_outputs[list(head_numbers)] = 0
     inputs = replace(layer_run.inputs, H=untraced_outputs)
-    steps = stepwise.all_lines(inputs, head_numbers, query_position)
-    arrays = _stack_by_step(steps, stepwise.compute(steps, inputs), is_one_query=query is not None)
+    steps = stepwise.all_steps(inputs, head_numbers, query_position)
+    arrays = _stack_by_step(steps, stepwise.run_steps(steps, inputs), is_one_query=query is not None)
     if np.isnan(arrays["weights"]).any():
         raise AttnscopeError(
             "a query of this text may attend to nothing", "trace another one with --query"
@@ -135,8 +135,8 @@ def trace(
         "keys": Table.of_arrays(columns_by_table["keys"], token=keys.labels),
         "traced": Table.of_arrays(columns_by_table["traced"], query=traced_positions),
     }
-    # `names` maps the variables that the steps read to their values.
-    for name, value in inputs.names().items():
+    # `variables` maps the variables that the steps read to their values.
+    for name, value in inputs.variables().items():
         if name in INPUT_AXES:
             arrays[f"input_{name}"] = np.asarray(value)
     options = {

@@ -23,7 +23,7 @@ from attnscope.core.weights import (
     concentration,
     random_rows,
     receiver_factors,
-    scores_and_chance,
+    score_with_random_heads,
     sender_factors,
     singular_directions,
 )
@@ -100,7 +100,7 @@ class _Vocabulary:
             the mean over tokens.
         writing_source: The weights that these directions are from: "unembedding" or "static embeddings".
         score_cores: For the scores "copying" and "matching", the sum over tokens of the products of what a head reads
-            of a token and what raises it, (d_model, d_model); see `core.weights.scores_and_chance`.
+            of a token and what raises it, (d_model, d_model); see `core.weights.score_with_random_heads`.
     """
 
     ids: Tensor
@@ -287,7 +287,7 @@ class _WeightsReader:
                 left = random_rows(N_RANDOM_HEADS, width, len(core), self._seed).to(core)
                 right = random_rows(N_RANDOM_HEADS, width, len(core), self._seed + 1).to(core)
                 self._random_heads[name, width] = left @ core @ right.mT
-            scores, random_scores = scores_and_chance(
+            scores, random_scores = score_with_random_heads(
                 right_factor, core, left_factor, self._random_heads[name, width]
             )
             statistics = (scores, random_scores.mean(1), random_scores.amin(1), random_scores.amax(1))

@@ -198,7 +198,7 @@ class HeadGate:
 
     xi = 1 leaves the head as it is, bit for bit. xi = 0 replaces its output by m_h: zero (zero ablation), or a vector
     that does not depend on the token, such as the mean of its outputs (mean ablation). Differentiable in xi where
-    `compute` is, as `attend` is.
+    `run_steps` is, as `attend` is.
 
     Heads are query heads: if queries are grouped, the other heads of a group stay as they are.
 

@@ -442,7 +442,7 @@ class SurveyCache:
         self._verdict: dict[str, Any] = {} if recheck else self._read()
 
     def survey(self, compute: Callable[[], AttentionSurvey]) -> AttentionSurvey:
-        """Return the stored survey. If none is stored, return the survey that `compute` returns, and store it."""
+        """Return the stored survey. If none is stored, return the survey that `run_steps` returns, and store it."""
         modules = dict(self._base.named_modules())
         if self._verdict:
             facts = {name: self._verdict[name] for name in _STORED_FIELDS}

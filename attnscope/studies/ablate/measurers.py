@@ -494,7 +494,7 @@ class GradientMeasurer(RowMeasurer):
         # One backward pass over the summed loss gives the gradients of every row, because the loss of a row does not
         # depend on the outputs of heads in other rows.
         loss = read.losses(log_probs, log_probs.detach()).sum()
-        outputs = list(leaves.tensors.values())
+        outputs = list(leaves.by_layer.values())
         gradients = torch.autograd.grad(loss, outputs, materialize_grads=True)
         # dL/dξ = Σ output · dL/d output, summed over the queries and dimensions that ξ multiplies:
         # (row, head, query, d_head) -> (row, head).

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.seam import Kind
-from attnscope.corpus import Chunk, TextBlock, batches, chunks
+from attnscope.corpus import Chunk, TextBlock, chunks, make_batches
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, LossKind, Model
@@ -48,7 +48,7 @@ class TextRow:
         target: The input tokens of the decoder of an encoder-decoder; None for other models.
         positions: The position of each prediction's logits in the row, (prediction,).
         answers: The right token id, or class index, of each prediction, (prediction,).
-        number: The index of the row among the rows of its text; `corpus.batches` sorts by it.
+        number: The index of the row among the rows of its text; `corpus.make_batches` sorts by it.
         n_rows: The number of rows of the text.
     """
 
@@ -185,9 +185,9 @@ class BatchReader:
             # The number of rows is known only now that rows without predictions are dropped.
             rows += [replace(row, n_rows=len(rows_of_text)) for row in rows_of_text]
         budget = BATCH_TOKENS if self._loss is None else BATCH_TOKENS // 2
-        # `batches` is typed for chunks. It only uses `len`, `text_index` and `number`, which rows have, too.
+        # `make_batches` is typed for chunks. It only uses `len`, `text_index` and `number`, which rows have, too.
         sortable: Any = rows
-        return batches(sortable, budget)[::-1]  # type: ignore[return-value]  # rows again
+        return make_batches(sortable, budget)[::-1]  # type: ignore[return-value]  # rows again
 
     def _make_row(self, chunk: Chunk) -> TextRow | None:
         """Return a chunk as a row; None if it has no ordinary token, or none that a masked model can predict."""
@@ -195,7 +195,7 @@ class BatchReader:
         ids = tokens.ids
         ordinary_positions = np.flatnonzero(~tokens.special)
         # Chunks overlap. A token that an earlier chunk has, too, is predicted in that chunk only.
-        new_positions = ordinary_positions[~chunk.repeated[ordinary_positions]]
+        new_positions = ordinary_positions[~chunk.is_repeated[ordinary_positions]]
         if not len(ordinary_positions) or (self._loss == "masked" and not len(new_positions)):
             return None
         target = self._make_target(tokens) if self._has_target else None

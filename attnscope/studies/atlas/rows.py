@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from attnscope.core.attention.row_samples import read_text_rows as attention_rows
-from attnscope.core.lifts import keep_rows
-from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
+from attnscope.core.lifts import keep_largest_weights
+from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, chunks, make_batches
 from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
@@ -239,7 +239,7 @@ def run_second_pass(
     n_tokens = sum(map(len, reread_by_chunk))
     n_tokens_done = 0
     batch_halver = BatchHalver()
-    for batch in [*batches(sampled, TOKEN_BUDGET), *batches(others, TOKEN_BUDGET)]:
+    for batch in [*make_batches(sampled, TOKEN_BUDGET), *make_batches(others, TOKEN_BUDGET)]:
         for part, attention in batch_halver.run(batch, read_attention):
             for row, chunk in enumerate(part):
                 # Delay an interruption until all tables have the text, so that they agree.
@@ -294,7 +294,7 @@ def _tokens_of_kind(kind: str, chunk: Chunk, start_tokens: Tokens | None) -> Rea
     # Chunks overlap: a token that the chunk before has, too, does not count again. The decoder of an encoder-decoder
     # reads the text after a start token, which does not count. This shifts all tokens by one.
     tokens = chunk.tokens
-    is_query = ~chunk.repeated
+    is_query = ~chunk.is_repeated
     if kind == "decoder" and start_tokens is not None:
         tokens = shift_right(start_tokens, tokens)
         is_query = np.append(False, is_query[:-1])
@@ -392,7 +392,7 @@ def _make_example(
     # The weights of the shown tokens as queries, (shown token, key).
     by_head, _ = layer.rows(torch.from_numpy(positions))
     weights = by_head[head].double().numpy()
-    kept = keep_rows(weights[:, positions], weights.sum(1), KEPT_MASS, MAX_KEYS)
+    kept = keep_largest_weights(weights[:, positions], weights.sum(1), KEPT_MASS, MAX_KEYS)
     return Example(
         wanted=wanted,
         text=reread.text.index,

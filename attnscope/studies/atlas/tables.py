@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.distance import sum_divergences
-from attnscope.core.lifts import ItemSums, Lifts, even_weights, offset_masses
+from attnscope.core.lifts import ItemSums, Lifts, sum_by_offset, uniform_weights
 from attnscope.core.sampled_rows import Floats, Integers
 from attnscope.questions.atlas import MAX_PROFILE_OFFSET, N_OFFSETS
 from attnscope.results.table import Estimate
@@ -204,9 +204,9 @@ class KindTables:
         for queries, weights, allowed in tiles:
             # The rows of all heads, then uniform attention, (head + 1, query, key); 0 for queries that do not count.
             is_counted = torch.from_numpy(text.is_counted[queries]) & allowed.any(-1)
-            rows = torch.cat([weights, even_weights(allowed)[None]]) * is_counted[:, None]
+            rows = torch.cat([weights, uniform_weights(allowed)[None]]) * is_counted[:, None]
             # Attention by offset.
-            masses = offset_masses(rows, MAX_PROFILE_OFFSET, queries.start).numpy()
+            masses = sum_by_offset(rows, MAX_PROFILE_OFFSET, queries.start).numpy()
             self._profiles[0, heads] += masses[:-1]
             self._profiles[1, heads] += masses[-1]
             self._n_queries[heads] += int(is_counted.sum())
@@ -218,7 +218,7 @@ class KindTables:
             on_all_keys = torch.cat([head_masses, even.expand_as(head_masses), sees, min_even * sees])
             # Each type of key, (2 head + 2, query, key type): a head's even share is its mass outside sinks, spread
             # evenly over the keys there. The share of a type in these keys, (query, key type):
-            shares = (even_weights(allowed & outside) * is_counted[:, None]) @ key_one_hot
+            shares = (uniform_weights(allowed & outside) * is_counted[:, None]) @ key_one_hot
             even_shares = head_masses[..., None] * shares
             sees_type = (shares > 0).float()
             on_types = torch.cat([rows[:-1] @ key_one_hot, even_shares, sees_type[None], shares[None]])
@@ -250,7 +250,7 @@ class KindTables:
         queries = self._items // _CODES - 1
         keys = self._items % _CODES - 1
         # (field of `Lifts`, item, head)
-        lifts = np.stack(self._sums.lifts())
+        lifts = np.stack(self._sums.compute_lifts())
         # List the items of each side and each head.
         rows = []
         for side, is_side in (

@@ -27,7 +27,7 @@ from attnscope.core.distance import (
 )
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import BLOCK, TOKEN_BUDGET, Chunk, CorpusText, TextBlock, block_batches
+from attnscope.corpus import BLOCK, TOKEN_BUDGET, Chunk, CorpusText, TextBlock, batch_block
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
@@ -280,7 +280,7 @@ class PairMeasurer(Measurer[PairPart]):
                 _require_same_tokens(self._models, text, special)
         # Cut texts that are too long for the model that takes fewer tokens.
         limits = [model.info.max_tokens for model in self._models if model.info.max_tokens]
-        batches = block_batches(
+        batches = batch_block(
             block,
             first.tokenizer.encode,
             limit=min(limits, default=None),

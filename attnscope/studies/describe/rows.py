@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.sampled_rows import RowSample, starts_of
+from attnscope.core.sampled_rows import RowSample, starts_from_lengths
 from attnscope.corpus import Chunk, CorpusText, chunks, copy_key
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
@@ -145,7 +145,7 @@ class TextSampler:
         for *_, text in self._heap:
             tokens = tokens_of(text, model.tokenizer.encode, special)
             for chunk in chunks(tokens, text.index, limit=model.info.max_tokens, **cut):
-                queries = np.flatnonzero(~chunk.repeated)
+                queries = np.flatnonzero(~chunk.is_repeated)
                 if len(chunk) > 1 and len(queries):
                     digest = hash_text(text, self._seed, chunk.number)
                     target = None if start is None else shift_right(start, chunk.tokens)
@@ -464,4 +464,4 @@ def _join(parts: Sequence[Arrays]) -> Arrays:
 def _join_rows(parts: Sequence[Arrays], levels: Integers) -> RowSample:
     """Join the rows of several texts; `levels` is how many levels each feature has, (feature,)."""
     joined: Any = _join(parts)
-    return RowSample(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)
+    return RowSample(levels=levels, starts=starts_from_lengths(joined.pop("lengths")), **joined)

@@ -173,19 +173,19 @@ def fit_group(group: HeadGroup, sample: Sequence[SampledText], options: Describe
     candidates = _distinct_features(group)
     columns = directions.fit_features(fitted, group.offsets, _columns_of_types(group, fitted))
     for rows in (group.active, fitted, scored):
-        rows.give_columns(columns)
+        rows.set_columns(columns)
 
     # Fit the terms off the sinks, and those on them. There RESTING may be no term: it would name no sink.
     ranks = [feature.rank for feature in group.features]
     sink_features = [group.features[number] for number in group.sink_features]
     sink_ranks = [feature.rank for feature in sink_features]
     single_sinks = [i for i, feature in enumerate(sink_features) if feature.name != RESTING]
-    fitted_sinks = group.sinks.of_texts(fitted_texts)
+    fitted_sinks = group.sinks.select_texts(fitted_texts)
     return FittedGroup(
         group=group,
         fitted=fitted,
         scored=scored,
-        scored_sinks=group.sinks.of_texts(scored_texts),
+        scored_sinks=group.sinks.select_texts(scored_texts),
         active=descriptions.find_terms(fitted, ranks, options.max_terms, candidates, MAX_OWN_TERMS),
         other_half=descriptions.find_terms(scored, ranks, 1, candidates, MAX_OWN_TERMS),
         sinks=descriptions.find_terms(fitted_sinks, sink_ranks, MAX_SINK_TERMS, single_sinks),
@@ -376,8 +376,8 @@ def _terms_rows(
     terms = []
     names = [feature.name for feature in features]
     # The head's attention and uniform attention, (entry,); each sums to 1 over all rows.
-    attention = rows.weighted(rows.scaled(words.head), words.head)
-    uniform = rows.weighted(rows.counts, words.head)
+    attention = rows.weight_rows(rows.normalise_rows(words.head), words.head)
+    uniform = rows.weight_rows(rows.counts, words.head)
     for number, weight, gain in zip(
         description.terms, description.weights, description.gains, strict=True
     ):

@@ -185,7 +185,7 @@ class HeadWords:
         self.head = head
         self.kinds = kinds
         self.offsets = group.offsets[rows.entries]
-        self.attention = rows.weighted(rows.scaled(head), head)
+        self.attention = rows.weight_rows(rows.normalise_rows(head), head)
         self._features = group.features
         self._labels = group.types.labels
 
@@ -193,7 +193,7 @@ class HeadWords:
 
     def expected(self, scores: Floats) -> Floats:
         """Return the attention p ∝ exp(score), (entry,), in the units of `attention`."""
-        return self.rows.weighted(np.exp(scores - scores.max(initial=0.0)), self.head)
+        return self.rows.weight_rows(np.exp(scores - scores.max(initial=0.0)), self.head)
 
     def nats(self, scores: Floats) -> float:
         """Return KL(p ‖ uniform) of the attention p ∝ exp(score), (entry,), as a mean over rows, in nats."""
@@ -225,7 +225,7 @@ class HeadWords:
         weights = self.attention * key_values * (key_values >= named_threshold(key_values))
         words = "tokens like"
         if column.query_levels is not None:
-            weights = weights * self.rows.spread(_query_values(self.rows, column))
+            weights = weights * self.rows.repeat_rows(_query_values(self.rows, column))
             words = f"from {self.name_queries(column)[0]} to"
         labels = self.top_labels(self.rows.key_types, weights, TOKENS)
         # A bare comma cannot be read in a list that commas separate.
@@ -241,7 +241,7 @@ class HeadWords:
         labels = self.top_labels(self.rows.query_types, weights, TOKENS)
         # The share of each kind of query, (kind,). Kinds are known of keys: take the entry of the query itself.
         itself = self.offsets == 0
-        shares = self.kinds.totals(self.rows.spread(weights) * itself) / max(weights.sum(), 1e-30)
+        shares = self.kinds.totals(self.rows.repeat_rows(weights) * itself) / max(weights.sum(), 1e-30)
         # Name the queries by the two largest kinds if these cover most of them, else by tokens.
         order = np.argsort(-shares)
         large = order[shares[order] >= 0.1].tolist()
@@ -352,7 +352,7 @@ class HeadWords:
         # The excess of attention as a multiple of the mean row, and a code of the types of query and key, (entry,).
         rows = self.rows
         excess = (self.attention - self.expected(scores)) * len(rows.texts)
-        codes = rows.spread(rows.query_types.astype(np.int64)) * len(self._labels) + rows.key_types
+        codes = rows.repeat_rows(rows.query_types.astype(np.int64)) * len(self._labels) + rows.key_types
         # Take the entries with the largest excess, of equal ones the first; the partition spares sorting all of them.
         candidates = np.arange(len(excess))
         if len(excess) > _STRONG_ENTRIES:
@@ -366,7 +366,7 @@ class HeadWords:
         means = np.bincount(pair_of_entry, excess[entries]) / counts
         names: list[str] = []
         for pair in np.argsort(-means, kind="stable")[:60]:
-            texts = np.unique(rows.texts[rows.row_of[entries[pair_of_entry == pair]]])
+            texts = np.unique(rows.texts[rows.row_of_entry[entries[pair_of_entry == pair]]])
             query, key = divmod(int(pairs[pair]), len(self._labels))
             if len(texts) >= MIN_TEXTS and means[pair] >= MIN_EXCESS:
                 names.append(f"{self._labels[query]} → {self._labels[key]}")
@@ -388,7 +388,7 @@ class HeadWords:
         expected = self.expected(others)
         if row_factors is not None:
             mean_factor = max(self.rows.weights[self.head] @ row_factors, 1e-30)
-            factors = self.rows.spread(row_factors / mean_factor)
+            factors = self.rows.repeat_rows(row_factors / mean_factor)
             attention = attention * factors
             expected = expected * factors
         shares = kinds.totals(attention)
@@ -433,7 +433,7 @@ class HeadWords:
         expected = self.expected(others)
         shares = by_bucket(self.attention)
         expected_shares = by_bucket(expected)
-        uniform_shares = by_bucket(self.rows.weighted(self.rows.counts, self.head))
+        uniform_shares = by_bucket(self.rows.weight_rows(self.rows.counts, self.head))
 
         # Count the adjacent buckets of large lift on either side. The query itself has a phrase of its own.
         lifts = _distance_lift(shares, expected_shares)

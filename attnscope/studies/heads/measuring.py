@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.catalogue import queries_per_unit
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import TOKEN_BUDGET, Chunk, TextBlock, block_batches
+from attnscope.corpus import TOKEN_BUDGET, Chunk, TextBlock, batch_block
 from attnscope.models.model import Model
 from attnscope.plugins import load_token_sets
 from attnscope.results.tokens import Tokens
@@ -300,7 +300,7 @@ class HeadMeasurer(Measurer[HeadSums]):
 
     def batches(self, block: TextBlock) -> Sequence[Sequence[Chunk]]:
         """Cut a block into batches of chunks, the longest texts first."""
-        batches: Sequence[Sequence[Chunk]] = block_batches(
+        batches: Sequence[Sequence[Chunk]] = batch_block(
             block,
             self._model.tokenizer.encode,
             limit=self._model.info.max_tokens,
@@ -308,7 +308,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             special_ids=self._special,
             **self._chunk_options,
         )
-        # `block_batches` begins with the shortest texts.
+        # `batch_block` begins with the shortest texts.
         return batches[::-1]
 
     def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
@@ -379,7 +379,7 @@ class HeadMeasurer(Measurer[HeadSums]):
 
         # Kind of self-attention -> the texts that it reads, and which of their tokens are only context.
         tokens = [chunk.tokens for chunk in batch]
-        contexts = [chunk.repeated for chunk in batch]
+        contexts = [chunk.is_repeated for chunk in batch]
         texts = dict.fromkeys(self._model.info.kinds, (tokens, contexts))
         texts.pop("cross", None)
         # The decoder of an encoder-decoder reads its start token, then the text: all tokens move right by one.

@@ -17,7 +17,7 @@ from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus import (
     BLOCK,
-    BLOCK_CHARACTERS,
+    MAX_BLOCK_CHARACTERS,
     CopyFilter,
     CorpusText,
     chunks,
@@ -305,7 +305,7 @@ def study_heads(
 
     # Give roles, describe the heads by the attention of sampled queries, and ablate the heads with a role.
     corpus = runs[0].corpus(texts, model.info)
-    corpus |= {"n_copies": copies.n, "sha256": read["sha256"], "problems": problems}
+    corpus |= {"n_copies": copies.n_dropped, "sha256": read["sha256"], "problems": problems}
     findings = _give_roles(model, corpus, options, thresholds, runs, workers)
     if describing is not None:
         for unit in sample:
@@ -389,7 +389,7 @@ def _describe_options(options: HeadsOptions, thresholds: Mapping[str, float]) ->
         "chunk": options.chunk,
         "stride": options.stride,
         "block": BLOCK,
-        "block_characters": BLOCK_CHARACTERS,
+        "block_characters": MAX_BLOCK_CHARACTERS,
         "control": f"untrained, seed {options.seed}" if options.control else None,
         "roles": {name: rule.describe(thresholds[name]) for name, rule in RULES.items()},
         "measures": list(measure_names()),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.corpus.formats import write_plainly
+from attnscope.corpus.formats import render_plainly
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Batch, Model, Tokenizer, example_tokens
 from attnscope.results.tokens import Tokens
@@ -145,7 +145,7 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
     left out, as in files.
 
     If `model` is passed, its chat template renders the conversations of a corpus. For a model without a chat template,
-    `corpus.formats.write_plainly` renders them.
+    `corpus.formats.render_plainly` renders them.
 
     Raises:
         AttnscopeError: There is no text.
@@ -154,7 +154,7 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
     if isinstance(texts, Corpus):
         if model is not None:
             # `chat` is the function that renders a conversation. Only tokenizers of transformers may have `write_chat`.
-            texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly
+            texts.chat = getattr(model.tokenizer, "write_chat", None) or render_plainly
         return texts
     if isinstance(texts, str):
         refuse_file_name(

@@ -117,8 +117,8 @@ def relevance(
             outputs = model.outputs(reading.batch(model.info.device), leaves)
     assert outputs.logits is not None  # the model has a head
     # A place is (kind of attention, layer). Take the weights of the first kind that ran, layer by layer.
-    kind, _ = next(iter(leaves.tensors))
-    weights_of_layers = [leaves.tensors[place] for place in sorted(leaves.tensors) if place[0] == kind]
+    kind, _ = next(iter(leaves.by_layer))
+    weights_of_layers = [leaves.by_layer[place] for place in sorted(leaves.by_layer) if place[0] == kind]
     _require_all_layers(record, len(weights_of_layers))
     logit = outputs.logits[0, position, target_index].float()
     gradients = torch.autograd.grad(logit, weights_of_layers)

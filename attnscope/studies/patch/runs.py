@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
 from attnscope.core.interventions import (
+    ActivationName,
     ActivationRecorder,
-    By,
     GradientLeaves,
     HeadPatcher,
     Patch,
-    attribute,
+    estimate_effect,
 )
 from attnscope.models.inside.tape import replace_forwards
 from attnscope.models.model import MAX_PASS_TOKENS, Model, Outputs
@@ -53,7 +53,7 @@ class PatchedHeads(NamedTuple):
 
 
 def units_of(
-    calls: Mapping[LayerKey, AttentionCall], by: By
+    calls: Mapping[LayerKey, AttentionCall], by: ActivationName
 ) -> dict[tuple[LayerKey, int], PatchedHeads]:
     """Return the unit of each query head, by layer key and number of the head, in the order of layers and heads.
 
@@ -72,7 +72,7 @@ class PatchSpec(NamedTuple):
     """Say which heads get values of another run, which values, and at which tokens."""
 
     unit: PatchedHeads
-    by: By
+    by: ActivationName
     tokens: slice = slice(None)
 
 
@@ -229,7 +229,7 @@ class PairRuns:
         outputs = self._rerun_from(reached, self._rerun.first_block_of([sender.layer_key]))
         return reached, self._sign * (self._difference(outputs)[0] - self._unpatched)
 
-    def attribution(self, by: By) -> dict[LayerKey, Tensor]:
+    def attribution(self, by: ActivationName) -> dict[LayerKey, Tensor]:
         """Estimate each head's effect at each token, by layer key: (pair, head, token), float64, on the CPU.
 
         It is the effect to first order, from one forward and one backward pass of the changed run. For keys and values,
@@ -240,12 +240,12 @@ class PairRuns:
         with torch.enable_grad():
             outputs = self._model.outputs(self._changed, leaves, last=self.batch.last)
             total = self._difference(outputs).sum()
-            values = list(leaves.tensors.values())
+            values = list(leaves.by_layer.values())
             slopes = torch.autograd.grad(total, values, materialize_grads=True)
         # First order: the slope times the change from this run's values to the other's. (pair, head, token)
         estimates = {}
-        for (layer_key, changed), slope in zip(leaves.tensors.items(), slopes, strict=True):
+        for (layer_key, changed), slope in zip(leaves.by_layer.items(), slopes, strict=True):
             other = self.source.values(by, layer_key, range(changed.shape[1]))
-            effect = attribute(slope, changed.detach(), other)
+            effect = estimate_effect(slope, changed.detach(), other)
             estimates[layer_key] = self._sign * effect.cpu().double()
         return estimates

@@ -19,8 +19,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from attnscope.core.intervals import benjamini_hochberg
-from attnscope.core.interventions import ActivationRecorder, By
-from attnscope.core.pairs import pair_means, shares_of_total, weakest_total
+from attnscope.core.interventions import ActivationName, ActivationRecorder
+from attnscope.core.pairs import min_total_strength, pair_means, shares_of_total
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
@@ -40,7 +40,7 @@ from attnscope.studies.inputs.texts import Progress, ReportProgress, UnknownWord
 from attnscope.studies.patch.pairs import ReadPair, batches_of, read_pairs, spell_answer
 from attnscope.studies.patch.runs import PairRuns, PatchedHeads, PatchSpec, units_of
 
-READS: tuple[By, ...] = ("query", "key", "value")
+READS: tuple[ActivationName, ...] = ("query", "key", "value")
 """The values that a head computes from what earlier heads wrote."""
 
 Measured = dict[str, NDArray[Any]]
@@ -511,7 +511,7 @@ def _why_no_shares(total: Floats) -> str:
     with np.errstate(divide="ignore", invalid="ignore"):
         error = total.std(ddof=1) / np.sqrt(n)
         strength = float(np.abs(total.mean()) / error)
-    weakest = weakest_total(n)
+    weakest = min_total_strength(n)
     if strength >= weakest:
         return ""
     return (

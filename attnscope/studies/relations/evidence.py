@@ -316,7 +316,7 @@ class CorpusHalf:
     def __init__(self, sums: Sequence[RunningSums]) -> None:
         # All relations in one object, (relation, rule + head + head). Relations differ in texts: it counts none.
         moments = np.stack([each.moments for each in sums], 1)
-        joined = RunningSums.of_moments(moments, n_texts=0)
+        joined = RunningSums.from_moments(moments, n_texts=0)
         n_heads = (joined.shape[1] - len(RULES)) // 2
         self.rules = joined[:, : len(RULES)]
         self.hits = joined[:, len(RULES) : -n_heads]

@@ -18,8 +18,8 @@ from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import AlignedChunk, align_links
 from attnscope.core.attention.probes import WeightsRecorder, probe_by_kind
 from attnscope.core.attention.seam import Kind
-from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
-from attnscope.corpus import batches, chunks, fold
+from attnscope.core.relations import LinkFacts, record_links, score_links
+from attnscope.corpus import chunks, make_batches, normalise_text
 from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
 from attnscope.results.tokens import Tokens
@@ -159,7 +159,7 @@ class Linker:
             assert self._model.text_generator is not None
             target = self._model.text_generator.encode_target(text.target)
         # Leave out all links of copies, and of pairs of text and target that do not fit into the model whole.
-        key = hash((fold(text.text), fold(text.target or "")))
+        key = hash((normalise_text(text.text), normalise_text(text.target or "")))
         reason = ""
         if key in self._seen:
             reason = COPY
@@ -231,7 +231,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
     def batches(self, block: LinkBlock) -> Sequence[Sequence[LinkedChunk]]:
         """Cut a block into batches, the longest chunks first."""
         pieces: Any = chain.from_iterable(text.pieces for text in block.texts)
-        return batches(pieces)[::-1]  # type: ignore[return-value]  # pieces, as they came
+        return make_batches(pieces)[::-1]  # type: ignore[return-value]  # pieces, as they came
 
     def measure(self, batch: Sequence[LinkedChunk]) -> Any:
         """Run the model on chunks, and return their hits and the broken ones, as `hits_of_pieces` does."""
@@ -247,9 +247,9 @@ class LinkMeasurer(Measurer[MeasuredPart]):
                 self._model.run(inputs, dense)
                 by_layer = {}
                 for layer, weights in dense.maps[self._kind].items():
-                    by_layer[layer] = links_of_weights(weights, facts)
+                    by_layer[layer] = score_links(weights, facts)
             else:
-                links = keep_links(facts.on(torch.device(info.device)))
+                links = record_links(facts.to(torch.device(info.device)))
                 self._model.run(inputs, probe_by_kind({self._kind: links}))
                 by_layer = links.maps[self._kind]
         return self.hits_of_pieces(batch, by_layer)

@@ -36,9 +36,9 @@ from attnscope.annotated.alignment import UNALIGNED, AlignedLink, WordUnits
 from attnscope.core.alignment import find_cheapest_paths, standardise_weights
 from attnscope.core.attention.probes import HeadRecorder
 from attnscope.core.attention.row_samples import rows_of
-from attnscope.core.relations import links_of_weights
+from attnscope.core.relations import score_links
 from attnscope.corpus import Chunk, Corpus, CorpusText, Problem
-from attnscope.corpus.formats import json_object, name_problems, suffix_of
+from attnscope.corpus.formats import describe_problems, parse_json_object, suffix_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.questions.relations import BY_BEST_HEADS, BY_UPPER_HALF, MIN_MASS, Relations
@@ -115,7 +115,7 @@ def sound_relations(
     result = build_result(model, "cross", run, corpus, {"unit": None, "of": RECORDINGS}, THRESHOLDS)
     if run.complete and not result.tables:
         raise AttnscopeError(
-            f"there is no recording with word times{name_problems(corpus.problems)}",
+            f"there is no recording with word times{describe_problems(corpus.problems)}",
             "give JSON lines with audio and words",
         )
     word_timings = run.done.word_timings
@@ -143,7 +143,7 @@ def has_word_times(files: Sequence[str]) -> bool:
         return False
     text = next(iter(_corpus_of_lines(files[:1])))
     # `text.text` is the line. It is None only for texts given as token ids, which files never hold.
-    entry = json_object(text.text or "")
+    entry = parse_json_object(text.text or "")
     return isinstance(entry, dict) and "audio" in entry and "words" in entry
 
 
@@ -158,8 +158,9 @@ def _read_line(text: CorpusText) -> tuple[Recording, tuple[TimedWord, ...], str 
     Raises:
         AttnscopeError: The line is malformed, or its sound cannot be read.
     """
-    # If the line is no JSON object, `json_object` returns a message, a str. Then `entry["words"]` raises TypeError.
-    entry: Any = json_object(text.text or "")
+    # If the line is no JSON object, `parse_json_object` returns a message, a str. Then `entry["words"]` raises a
+    # TypeError.
+    entry: Any = parse_json_object(text.text or "")
     words = []
     try:
         for word in entry["words"]:
@@ -367,7 +368,7 @@ class SoundMeasurer(LinkMeasurer):
         link_facts = facts_of(batch, "cross")
         # (cell, head, 2) per layer: hits and mass in each cell; here there is one cell, of the one relation.
         sums_by_layer = {
-            layer: links_of_weights(weights, link_facts) for layer, weights in weights_by_layer.items()
+            layer: score_links(weights, link_facts) for layer, weights in weights_by_layer.items()
         }
         hits, broken = self.hits_of_pieces(batch, sums_by_layer)
         # (layer · head, row, frame)

@@ -15,7 +15,7 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import UNALIGNED
 from attnscope.annotated.texts import merge_equal_texts
 from attnscope.core.plain_torch import with_default_torch
-from attnscope.corpus import chunks, runs
+from attnscope.corpus import chunks, cut_into_runs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.questions.relations import Relations, RelationsOptions
@@ -27,7 +27,7 @@ from attnscope.studies.run import CorpusRun, run_blocks
 from attnscope.studies.workers import Workers
 
 BLOCK = 512
-"""The most texts of a block. Blocks of long texts are cut earlier, by `attnscope.corpus.runs`."""
+"""The most texts of a block. Blocks of long texts are cut earlier, by `attnscope.corpus.cut_into_runs`."""
 
 
 @with_default_torch
@@ -78,7 +78,7 @@ def relations(
 
     # Links are aligned with tokens in this process; the model runs here or in workers.
     linker = Linker(model, options, kind)
-    blocks = runs(chain([first_text], merged_texts), BLOCK, lambda text: len(text.text))
+    blocks = cut_into_runs(chain([first_text], merged_texts), BLOCK, lambda text: len(text.text))
     corpus_run = run_blocks(
         partial(LinkMeasurer, kind=kind),
         (model,),
