@@ -95,16 +95,14 @@ class ScoreRun:
         self._leaves: list[_Leaf] = []
         # The layer key of the attention that ran last, with a default for modules that run before any attention
         self._latest_layer_key: LayerKey = ("encoder", 0)
-        self._layer_keys_by_module = _find_layer_keys(model)
+        self._keys_by_module = _find_layer_keys(model)
         modules = list_modules(model.modules())
         linear_maps = set(list_linear_maps(modules))
         self._projections, output_projections = _find_projections(model)
         # All other linear maps in blocks belong to feed-forward networks (MLPs). So do modules whose weight has 3 axes,
         # which are the linear maps of several experts.
-        mlp_maps = (
-            (linear_maps & self._layer_keys_by_module.keys()) - output_projections - self._projections
-        )
-        for module in self._layer_keys_by_module:
+        mlp_maps = (linear_maps & self._keys_by_module.keys()) - output_projections - self._projections
+        for module in self._keys_by_module:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
                 mlp_maps.add(module)
         # Test every module without children: it is a norm if it computes a LayerNorm or RMSNorm.
@@ -199,7 +197,7 @@ class ScoreRun:
         """Make the output of a map of a feed-forward network a leaf. This is a forward hook."""
         # A block may have decoder attention and cross-attention: name the part by the alphabetically first kind. If
         # several layers share a module, name it by the attention that ran last.
-        layer_keys = self._layer_keys_by_module[module]
+        layer_keys = self._keys_by_module[module]
         layers = {layer for _, layer in layer_keys}
         kind, layer = min(layer_keys) if len(layers) == 1 else self._latest_layer_key
         return self._add_leaf(output, ModelPart(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))

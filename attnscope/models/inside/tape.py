@@ -233,11 +233,10 @@ class BlockOutputs:
             nonlocal n_called
             # Blocks are called in the order in which their outputs were recorded.
             n_called += 1
-            is_computed = n_called > first_block
-            if is_computed and not first_token:
+            if n_called > first_block and not first_token:
                 return forward(*args, **named)
             recorded = tree_map_only(Tensor, repeat, self._outputs[n_called - 1])
-            if not is_computed:
+            if n_called <= first_block:
                 return recorded
             # The block computes only the later tokens. Earlier tokens stay as recorded.
             args, named = tree_map_only(Tensor, select_later_tokens, (args, named))
