@@ -63,7 +63,7 @@ def both_ways(
             one for group in groups for one in describe_fitted(fit_group(group, sample, options), sample)
         ]
         for unit in sample:
-            unit.fits = not unit.fits
+            unit.is_for_fitting = not unit.is_for_fitting
 
 
 def quality(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def attention_of(
         sharpness: (head,), KL to uniform as a share of ln n.
         noise: (head, entry).
     """
-    first, lengths = group.active.starts[:-1], np.diff(group.active.starts)
+    first, lengths = group.active_rows.starts[:-1], np.diff(group.active_rows.starts)
     made = np.empty(scores.shape, np.float32)
     for head in range(len(scores)):
         low, high = 0.0, 14.0
@@ -183,7 +183,7 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
     right: dict[str, list[float]] = {"tokens": [], "class_to_class": [], "two_rules": []}
     for seed in range(100, 100 + seeds):
         sample, (group, *_) = sampled(model, texts, queries, seed)
-        drawn, rows = np.random.default_rng(seed), group.active
+        drawn, rows = np.random.default_rng(seed), group.active_rows
         assert rows.key_types is not None and rows.query_types is not None
         queries_of = np.repeat(rows.query_types, np.diff(rows.starts))
         common = np.argsort(-np.bincount(rows.key_types, minlength=len(group.types.ids)))[:200]
@@ -210,13 +210,15 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
         made = replace(
             group,
             heads=tuple((0, head) for head in range(len(rules))),
-            active=replace(rows, attention=weights),
-            sinks=replace(group.sinks, attention=np.repeat(group.sinks.attention[:1], len(rules), 0)),
+            active_rows=replace(rows, attention=weights),
+            sink_rows=replace(
+                group.sink_rows, attention=np.repeat(group.sink_rows.attention[:1], len(rules), 0)
+            ),
         )
         fit = fit_group(made, sample, DescribeOptions(queries=queries))
         part = fit.group.ordinary_rows(range(len(sample)))
         for head, (kind, of_head) in enumerate(rules):
-            terms = fit.active[head].terms[: len(of_head)]
+            terms = fit.active_descriptions[head].terms[: len(of_head)]
             truths = [rule[part.entries] for rule in of_head]
             values = [part.by_entry(f, head) for f in terms]
             fits = [

@@ -106,7 +106,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
     with patch.object(sampling, "MAX_BYTES", 2**40):
         sample, counts = read_sample(model, corpus, options)
         fits = fit_sample(model, sample, counts, options)
-    scored = [number for number, unit in enumerate(sample) if not unit.fits]
+    scored = [number for number, unit in enumerate(sample) if not unit.is_for_fitting]
     numbers: dict[str, list[Any]] = {"loss": [], "nats": [], "mass": [], "heads": []}
     for fit in fits:
         part = fit.group.ordinary_rows(scored)
@@ -115,7 +115,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
         for head, address in enumerate(fit.group.heads):
             mass = part.mass[:, head]
             rows = {
-                "loss": compute_row_losses(part, head, fit.active[head]) * mass,
+                "loss": compute_row_losses(part, head, fit.active_descriptions[head]) * mass,
                 "nats": part.uniform_nats[:, head] * mass,
                 "mass": mass,
             }

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from attnscope.studies.describe.features import FeatureFacts, blocks_of, catalogue
+from attnscope.studies.describe.features import FeatureFacts, compute_levels, list_features
 from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'
@@ -43,11 +43,11 @@ def facts(**more):
     return FeatureFacts(read, np.full(len(read), -5.0), frequent, **more)
 
 
-FEATURES = {feature.name: feature for feature in catalogue(["[CLS]", "[SEP]"])}
+FEATURES = {feature.name: feature for feature in list_features(["[CLS]", "[SEP]"])}
 
 
 def levels_of(name, known, query):
-    return blocks_of([FEATURES[name]], known, np.array([query]))[0, 0].astype(int)
+    return compute_levels([FEATURES[name]], known, np.array([query]))[0, 0].astype(int)
 
 
 def keys(name, query, of=None):
@@ -95,7 +95,7 @@ def test_numbers_go_up_to_their_highest_level_and_no_further():
     embeddings[2] = embeddings[7]
     known = facts(embeddings=embeddings)
     queries = np.arange(len(IDS))
-    levels = blocks_of(list(FEATURES.values()), known, queries)
+    levels = compute_levels(list(FEATURES.values()), known, queries)
     for feature, block in zip(FEATURES.values(), levels, strict=True):
         assert block.max() < feature.levels, feature.name
     near = levels_of("near", known, 5)
@@ -109,7 +109,7 @@ def test_numbers_go_up_to_their_highest_level_and_no_further():
 
 
 def test_every_feature_has_a_name_of_its_own_words_and_a_share():
-    assert len(catalogue(["[CLS]", "[SEP]"])) == len(FEATURES)
+    assert len(list_features(["[CLS]", "[SEP]"])) == len(FEATURES)
     for feature in FEATURES.values():
         assert feature.words
         assert feature.levels == 2 or FEATURES[feature.shown_by].levels == 2
@@ -155,7 +155,7 @@ def test_tokens_without_text_have_features_all_the_same():
         style="plain",
     )
     known = FeatureFacts(bare, np.full(3, -1.0), np.zeros(3, np.bool_))
-    levels = blocks_of(list(FEATURES.values()), known, np.arange(3))
+    levels = compute_levels(list(FEATURES.values()), known, np.arange(3))
     named = dict(zip(FEATURES, levels, strict=True))
     assert np.flatnonzero(named["same_elsewhere"][0]).tolist() == [2]
     assert np.flatnonzero(named["offset-1"][1]).tolist() == [0]

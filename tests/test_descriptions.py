@@ -97,7 +97,7 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm):
 
 def sampled(model, texts, options=FEW):
     units, _ = read_sample(model, texts, options, with_rows=False)
-    return [(unit.text.text or "", tuple(unit.queries.tolist()), unit.fits) for unit in units]
+    return [(unit.text.text or "", tuple(unit.queries.tolist()), unit.is_for_fitting) for unit in units]
 
 
 def test_the_sample_depends_on_what_texts_say_alone(own, paragraphs):
@@ -125,12 +125,16 @@ def test_both_parts_of_the_rows_are_those_of_the_whole_map(own, paragraphs):
     """Attention off the sinks and on them, with the keys that are no sinks as one entry, for each sampled row."""
     units, counts = read_sample(own, paragraphs[:6], DescribeOptions(queries=60))
     for group in join_rows(own, units, counts):
-        np.testing.assert_allclose(group.sinks.mass, 1, atol=2e-3)
-        first = group.sinks.starts[:-1]
+        np.testing.assert_allclose(group.sink_rows.mass, 1, atol=2e-3)
+        first = group.sink_rows.starts[:-1]
         np.testing.assert_allclose(
-            group.sinks.attention[:, first].T[group.sink_rows], group.active.mass, atol=2e-3
+            group.sink_rows.attention[:, first].T[group.sink_row_of_active],
+            group.active_rows.mass,
+            atol=2e-3,
         )
-        assert (group.sinks.counts[first][group.sink_rows] == np.diff(group.active.starts)).all()
+        assert (
+            group.sink_rows.counts[first][group.sink_row_of_active] == np.diff(group.active_rows.starts)
+        ).all()
 
 
 # In a study of heads --------------------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
         with torch.no_grad():
             model.run(batch_of([tokens], [shift_right(unit.target, tokens)]), kept)
         for kind in ("decoder", "cross"):
-            active = groups[kind].active
+            active = groups[kind].active_rows
             queries = groups[kind].queries
             offsets = groups[kind].offsets
             rows = np.flatnonzero(active.texts == number)

@@ -1,6 +1,8 @@
 """Compute the cost of a model's attention from its sizes alone: parameters, MACs and memory.
 
 A MAC (multiply-accumulate) is one multiplication and one addition in a matrix product, two floating-point operations.
+Each *quantity*, such as the size of the KV cache, is declared once, as a formula that the user also sees. `Sizes` has
+the numbers of layers, heads, dimensions and so on.
 """
 
 import difflib
@@ -18,20 +20,23 @@ from attnscope.questions.cost import Cost
 from attnscope.results.storage import to_plain
 from attnscope.results.table import Table
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-"""Bytes of a number by its precision."""
+BYTES_BY_PRECISION = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+"""Precision -> the bytes of a number."""
 
-DEFAULT_TOKENS = 2048
-"""The length of the text where the model has no limit."""
+DEFAULT_N_TOKENS = 2048
+"""The length of the text if the user gives none and the model has no limit."""
 
 SIZE_OPTIONS = ("d_model", "n_heads", "n_layers", "n_kv_heads", "d_head", "d_ff", "vocab_size")
 """The sizes of a model that a user may replace."""
 
 
 class CostFormula(NamedTuple):
-    """Declare a quantity: its name, what it is for people, and its formula. A quantity that is 0 is not listed.
+    """Declare a quantity. A quantity that is 0 is not listed.
 
-    A formula may name the numbers that `_facts_of` returns, and quantities that are declared before it.
+    Attributes:
+        name: The name by which later formulas use it.
+        what: Its description for the user.
+        formula: How it is computed. It may name the numbers that `_make_facts` returns, and earlier quantities.
     """
 
     name: str
@@ -72,13 +77,13 @@ OTHER_PARAMETERS = (
     CostFormula("pooler", "pooler", "pooler · (d_model² + d_model)"),
     CostFormula("unembedding", "unembedding", "is_own · vocab_size · d_model"),
 )
-"""Parameters outside attention. They are computed only if the parameters of a model were not counted."""
+"""Parameters outside attention. They are computed only if `Sizes.n_parameters` is None."""
 
 ATTENTION_SHARE = CostFormula(
     "attention_share", "attention's share of them", "(projections + projection_biases) / parameters"
 )
 
-PER_TOKEN = (
+MACS_PER_TOKEN = (
     CostFormula(
         "projections_per_token",
         "projections (W_Q, W_K, W_V, W_O)",
@@ -92,7 +97,7 @@ PER_TOKEN = (
     CostFormula("unembedding_per_token", "unembedding", "is_unembedded · d_model · vocab_size"),
 )
 
-MEMORY = (
+MEMORY_BYTES = (
     CostFormula("scores_bytes", "scores of one layer, kept whole", "n_heads · N² · bytes"),
     CostFormula("tiled_bytes", "tiled attention: log-sum-exp of one layer (float32)", "n_heads · N · 4"),
     CostFormula("kv_cache_bytes", "KV cache", "2 · caching_layers · n_kv_heads · d_head · N · bytes"),
@@ -103,11 +108,11 @@ _NAME = re.compile("[A-Za-z_]+")
 
 
 def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
-    """Return the sizes of a preset, of a model by its configuration, or those given by hand.
+    """Return the sizes of a preset or of a model's configuration, or sizes given by hand.
 
     Args:
         spec: A preset, a known name, a folder, a config.json, or a Hub id; None = all sizes are in `changes`.
-        changes: Some of `SIZE_OPTIONS`, which replace the model's.
+        changes: New values for some of `SIZE_OPTIONS`; None = the model's own value.
 
     Raises:
         UsageError: There is neither a model nor d_model, n_heads and n_layers.
@@ -127,11 +132,12 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
     try:
         source = resolve(spec, config_only=True)
     except AttnscopeError as error:
-        # Suggest a preset that is spelled alike, or else name all presets behind the error's hint, if it has one.
-        close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
-        if close:
-            hint = f"did you mean the preset {close[0]}?"
+        # Suggest a preset with a similar name. If there is none, append all presets to the error's own hint.
+        similar_names = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
+        if similar_names:
+            hint = f"did you mean the preset {similar_names[0]}?"
         else:
+            # The hint may be empty.
             hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix("; ")
         raise AttnscopeError(error.message, hint) from None
     return change_sizes(sizes_of(read_configuration(source), source.name, source.origin), **changes)
@@ -146,7 +152,7 @@ def cost(
     Only MACs of matrix products count: norms, activations and additions are small.
 
     Args:
-        model: Its sizes, or their `spec` as `find_sizes` takes it.
+        model: The sizes of the model, or a `spec` as `find_sizes` takes it.
         n_tokens: The length of the text, N; None = the model's limit, or 2048 if it has none.
         dtype: The precision of scores, keys and values: float32, float16, bfloat16 or int8.
         changes: Sizes that replace the model's, such as n_kv_heads=8.
@@ -155,7 +161,7 @@ def cost(
         AttnscopeError: There is no such model, or its sizes make no sense.
         UsageError: The precision is unknown, or the text has no tokens.
     """
-    require_choice("precision", dtype, tuple(BYTES))
+    require_choice("precision", dtype, tuple(BYTES_BY_PRECISION))
     if n_tokens is not None and n_tokens < 1:
         raise UsageError(f"a text of {n_tokens} tokens is none", "give at least 1")
     if not isinstance(model, str | Sizes):
@@ -163,61 +169,64 @@ def cost(
             "a loaded model has no list of sizes", "give the name or the folder that it was loaded from"
         )
     sizes = find_sizes(model, **changes) if isinstance(model, str) else change_sizes(model, **changes)
-    n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
-    sheet = _Sheet(_facts_of(sizes, n, dtype))
+    n_tokens = n_tokens or sizes.max_tokens or DEFAULT_N_TOKENS
+    costs = _CostList(_make_facts(sizes, n_tokens, dtype))
 
-    # Parameters: of attention, and of the model as it was counted or as the sum of its parts.
-    sheet.add(ATTENTION_PARAMETERS, "parameters", unit="parameters")
+    # List the parameters of attention.
+    costs.compute(ATTENTION_PARAMETERS, "parameters", unit="parameters")
+    # List all parameters: the number that was counted in the model, or else the sum of its parts.
     what = "all parameters"
     if sizes.n_parameters is None:
-        sheet.add(OTHER_PARAMETERS, "parameters", unit="parameters")
-        # The projections of one layer are listed, and part of those of all layers.
-        total = sheet.sum("parameters") - sheet.facts["projections_per_layer"]
-        how = "the sum"
+        costs.compute(OTHER_PARAMETERS, "parameters", unit="parameters")
+        # The projections of one layer are listed too, but they are part of the projections of all layers.
+        total = costs.sum("parameters") - costs.facts["projections_per_layer"]
+        formula = "the sum"
         if not sizes.vocab_size:
             what = "all but the embeddings"
     else:
         total = sizes.n_parameters
-        how = "counted in the model, built without weights"
-    sheet.put(CostFormula("parameters", what, how), total, "parameters", unit="parameters")
-    sheet.add([ATTENTION_SHARE], "parameters", unit="share")
+        formula = "counted in the model, built without weights"
+    costs.put(CostFormula("parameters", what, formula), total, "parameters", unit="parameters")
+    costs.compute([ATTENTION_SHARE], "parameters", unit="share")
 
-    # MACs, and memory.
-    sheet.add(PER_TOKEN, "per_token", unit="MACs")
+    # List MACs, and memory.
+    costs.compute(MACS_PER_TOKEN, "per_token", unit="MACs")
     what = "all MACs, per token"
     if sizes.kind == "encoder-decoder":
         what = "all MACs, one token of the source and one of the target"
     macs = CostFormula("per_token", what, "the sum")
-    sheet.put(macs, sheet.sum("per_token"), "per_token", unit="MACs")
-    sheet.add(MEMORY, "memory", unit="bytes")
+    costs.put(macs, costs.sum("per_token"), "per_token", unit="MACs")
+    costs.compute(MEMORY_BYTES, "memory", unit="bytes")
 
-    tables = {"quantities": Table.of(Cost.TABLES["quantities"], sheet.rows)}
+    tables = {"quantities": Table.of(Cost.TABLES["quantities"], costs.rows)}
     options = {
         "sizes": to_plain(asdict(sizes)),
-        "n_tokens": n,
+        "n_tokens": n_tokens,
         "dtype": dtype,
-        "notes": _notes(sizes, n),
+        "notes": _write_notes(sizes, n_tokens),
     }
+    # A cost has neither a corpus nor arrays.
     return Cost({"model": sizes.name, "source": sizes.source}, {}, options, tables, {})
 
 
-class _Sheet:
+class _CostList:
     """Compute quantities one after the other, and list them.
 
     Attributes:
-        facts: The numbers that formulas may name: sizes, and all quantities so far.
-        rows: The rows of the table of quantities.
+        facts: Name -> number, for all names in formulas: sizes, and all quantities so far.
+        rows: The rows of the table of quantities. A `group` of rows, such as "memory", is a section of the report.
     """
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, quantities: Sequence[CostFormula], group: str, *, unit: str) -> None:
+    def compute(self, quantities: Sequence[CostFormula], group: str, *, unit: str) -> None:
         """Compute quantities by their formulas, and list them."""
         for quantity in quantities:
-            # Put numbers in the place of names, as the table shows it. Then make it an expression of Python.
+            # Replace names by numbers: the table shows the formula in this form, such as "12 · 1,024² · 2".
             numbers = _NAME.sub(lambda match: f"{self.facts[match[0]]:,}", quantity.formula)
+            # Turn it into a Python expression of numbers alone. All formulas stand in this file, so `eval` is safe.
             expression = numbers.replace(",", "").replace("·", "*").replace("²", "**2")
             value = eval(expression, {"__builtins__": {}})
             self.put(quantity, value, group, numbers, unit=unit)
@@ -225,7 +234,7 @@ class _Sheet:
     def put(
         self, quantity: CostFormula, value: float, group: str, numbers: str = "", *, unit: str
     ) -> None:
-        """List a quantity with its value and its formula in numbers ("" = it has none), unless the value is 0."""
+        """List a quantity, unless its value is 0. `numbers` is its formula in numbers; "" = it has no such formula."""
         self.facts[quantity.name] = value
         if value:
             row = {"group": group, "numbers": numbers, "value": value, "unit": unit}
@@ -236,15 +245,15 @@ class _Sheet:
         return sum(int(row["value"]) for row in self.rows if row["group"] == group)
 
 
-def _facts_of(sizes: Sizes, n: int, dtype: str) -> dict[str, Any]:
-    """Return the numbers that formulas name: all sizes, and what follows from them. False and True are 0 and 1."""
+def _make_facts(sizes: Sizes, n_tokens: int, dtype: str) -> dict[str, Any]:
+    """Return the numbers that formulas name: all sizes, and numbers derived from them. False and True are 0 and 1."""
     facts = {name: int(value) for name, value in asdict(sizes).items() if isinstance(value, int)}
     has_vocabulary = bool(sizes.vocab_size)
-    # The norms outside of layers: in an encoder, that of the embeddings.
+    # The width of the norms outside layers. In an encoder it is the norm of the embeddings.
     width_outside = sizes.d_embedding if sizes.kind == "encoder" else sizes.d_model
     return facts | {
-        "N": n,
-        "bytes": BYTES[dtype],
+        "N": n_tokens,
+        "bytes": BYTES_BY_PRECISION[dtype],
         "attentions": sizes.n_attentions,
         "caching_layers": sizes.caching_layers,
         "layers": sizes.n_layers + sizes.n_decoder_layers,
@@ -255,8 +264,8 @@ def _facts_of(sizes: Sizes, n: int, dtype: str) -> dict[str, Any]:
     }
 
 
-def _notes(sizes: Sizes, n: int) -> list[str]:
-    """Return the notes on what is counted."""
+def _write_notes(sizes: Sizes, n_tokens: int) -> list[str]:
+    """Return notes for the user on how costs are counted."""
     notes = list(sizes.notes)
     if sizes.kind != "encoder":
         notes.append(
@@ -265,6 +274,7 @@ def _notes(sizes: Sizes, n: int) -> list[str]:
         )
     if sizes.kind == "encoder-decoder":
         notes.append("attentions: those of encoder layers, and two of each decoder layer")
-    if sizes.max_tokens and n > sizes.max_tokens:
-        notes.append(f"{sizes.name} takes {amount(sizes.max_tokens, 'token')}; {n:,} are asked for")
+    if sizes.max_tokens and n_tokens > sizes.max_tokens:
+        limit = amount(sizes.max_tokens, "token")
+        notes.append(f"{sizes.name} takes {limit}; {n_tokens:,} are asked for")
     return notes

@@ -18,9 +18,9 @@ from attnscope.corpus import CorpusText
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.describe.features import RESTING, blocks_of
-from attnscope.studies.describe.rows import HeadGroup, frequent_words, join_rows, text_facts
-from attnscope.studies.describe.study import FittedGroup, active_losses, fit_group
+from attnscope.studies.describe.features import RESTING, compute_levels
+from attnscope.studies.describe.rows import HeadGroup, compute_text_facts, find_frequent_words, join_rows
+from attnscope.studies.describe.study import FittedGroup, compute_active_losses, fit_group
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 from benchmarks.sampling import read_sample
@@ -91,7 +91,9 @@ class Expectations:
         total = np.where(np.isfinite(total), total, 0.0)
         matches = total - np.log(n_free)
         rests = _sum_terms(
-            _values_of_terms(fit.sinks[number], (), fit.group, text, fit.group.sink_features),
+            _values_of_terms(
+                fit.sink_descriptions[number], (), fit.group, text, fit.group.sink_features
+            ),
             len(tokens),
         )
         scores: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
@@ -130,10 +132,12 @@ class Expectations:
             self._texts.popitem(last=False)
         if which not in by_group:
             group = self.fits[which].group
-            facts = text_facts(self.model, tokens, self.counts, self.frequent)
-            blocks = blocks_of(group.features, facts, np.arange(len(tokens)))
+            facts = compute_text_facts(self.model, tokens, self.counts, self.frequent)
+            blocks = compute_levels(group.features, facts, np.arange(len(tokens)))
             resting = blocks[[feature.name for feature in group.features].index(RESTING), 0] > 0
-            by_group[which] = _Text(blocks, group.types.indices(tokens.ids), resting, tokens.special)
+            by_group[which] = _Text(
+                blocks, group.types.find_indices(tokens.ids), resting, tokens.special
+            )
         return by_group[which]
 
     @staticmethod
@@ -143,12 +147,16 @@ class Expectations:
         """Yield the terms of what a head attends to when it attends."""
         group = fit.group
         return _values_of_terms(
-            fit.active[number], group.active.columns[number], group, text, range(len(group.features))
+            fit.active_descriptions[number],
+            group.active_rows.columns[number],
+            group,
+            text,
+            range(len(group.features)),
         )
 
     def _follows(self, which: int, number: int) -> bool:
         if (which, number) not in self._follow:
-            self._follow[which, number] = active_losses(self.fits[which], number)[1]
+            self._follow[which, number] = compute_active_losses(self.fits[which], number)[1]
         return self._follow[which, number]
 
 
@@ -195,13 +203,13 @@ def describe_to_expect(
     The types of tokens in the other texts are known then.
     """
     options = options or DescribeOptions()
-    also: dict[int, str] = {}
+    extra_labels: dict[int, str] = {}
     for text in others:
         tokens = tokens_of(text, model.tokenizer.encode, special_ids(model))
-        also |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
+        extra_labels |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
     if (mask := model.tokenizer.mask_id) is not None:
-        also[mask] = "[MASK]"
+        extra_labels[mask] = "[MASK]"
     sample, counts = read_sample(model, texts, options)
-    groups = join_rows(model, sample, counts, also=also)
+    groups = join_rows(model, sample, counts, extra_labels=extra_labels)
     fits = tuple(fit_group(group, sample, options) for group in groups)
-    return Expectations(model, fits, counts, frequent_words(sample, counts))
+    return Expectations(model, fits, counts, find_frequent_words(sample, counts))

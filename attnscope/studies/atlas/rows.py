@@ -353,7 +353,7 @@ class _TextAttention:
         of its row. A sink is a special token, or the first token of a decoder.
         """
         # For all queries the products, and the keys with the largest weight, each (head, query), tile by tile.
-        is_outside = torch.from_numpy(self.text.outside_sinks)
+        is_outside = torch.from_numpy(self.text.is_outside_sinks)
         tiles_of_products = []
         tiles_of_keys = []
         for _, weights, allowed in self.tiles():
@@ -371,13 +371,13 @@ class _TextAttention:
 
 def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_TextAttention]) -> None:
     """Add the attention on a text to the tables of a kind of attention; `layers` are all layers of the kind."""
-    tables.add(text, [layer.tiles() for layer in layers])
+    tables.add_text(text, [layer.tiles() for layer in layers])
     # Compare heads on a few evenly spaced queries: the rows of all layers, (head, query, key).
     n_queries = min(len(text), N_DISTANCE_QUERIES)
     positions = np.unique(np.linspace(0, len(text) - 1, n_queries).astype(np.int64))
     queries = torch.from_numpy(positions[text.is_counted[positions]])
     if len(queries):
-        tables.compare(torch.cat([layer.rows(queries)[0] for layer in layers]))
+        tables.add_divergences(torch.cat([layer.rows(queries)[0] for layer in layers]))
 
 
 def _make_example(

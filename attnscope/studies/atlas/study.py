@@ -118,12 +118,12 @@ def _assemble(
     if second_pass.n_sampled:
         for kind, kind_tables in second_pass.tables.items():
             heads = np.flatnonzero(table["kind"] == kind)
-            profiles[:, heads] = kind_tables.profiles()
-            head_distances = kind_tables.distances()
+            profiles[:, heads] = kind_tables.compute_profiles()
+            head_distances = kind_tables.compute_distances()
             distances[np.ix_(heads, heads)] = head_distances
             # Distances of heads of different kinds stay NaN, and each kind has a map of its own.
             map_points[heads], _ = classical_mds(head_distances.astype(np.float64))
-            token_rows += kind_tables.rows(heads.tolist())
+            token_rows += kind_tables.make_token_rows(heads.tolist())
     token_rows.sort(key=lambda row: row["head"])
 
     # Add columns to the table of heads: their median and 90th-percentile scores, and their points on the map.

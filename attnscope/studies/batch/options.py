@@ -1,4 +1,4 @@
-"""Declare the options for drawing many texts. Loads nothing heavy."""
+"""Declare the options of `attnscope batch`, which draws many texts. Imports neither torch nor matplotlib."""
 
 from dataclasses import field
 
@@ -10,13 +10,18 @@ from attnscope.studies.inputs.options import LoadOptions, WorkerOptions
 from attnscope.studies.maps.options import MapOptions
 
 
-def _read_formats(listed: str) -> tuple[str, ...]:
-    return read_names(listed, KINDS["heatmap"].formats, "format")
+def _read_formats(text: str) -> tuple[str, ...]:
+    """Read the value of --format, such as "png,npz", and refuse formats that a heatmap cannot be saved in."""
+    return read_names(text, KINDS["heatmap"].formats, "format")
 
 
 @options
 class BatchOptions:
-    """Hold the options for drawing texts."""
+    """Hold the options for drawing texts.
+
+    `option` declares a command-line option, and `group` includes the options of another class. The command line fills
+    the fields without either, `loading` and `style`, from options that several commands share.
+    """
 
     choice: Choice = group(Choice)
     tokens: TokenOptions = group(TokenOptions)
@@ -45,10 +50,10 @@ class BatchOptions:
     style: Style = field(default_factory=Style)
 
     def require(self) -> None:
-        """Refuse options that contradict each other: `MapOptions` refuses them when it is made."""
+        """Refuse options that contradict each other: the constructor of `MapOptions` raises `UsageError`."""
         _ = self.maps
 
     @property
     def maps(self) -> MapOptions:
-        """Return the options of the maps of each text."""
+        """Return the options for computing the attention maps of each text."""
         return MapOptions(choice=self.choice, between=self.between, **vars(self.tokens))

@@ -1,4 +1,8 @@
-"""Declare the options of `attnscope compare`, `attnscope.compare` and `compare_models`. Loads nothing heavy."""
+"""Declare the options of `attnscope compare`, `attnscope.compare` and `compare_models`.
+
+This module imports neither torch nor matplotlib, so `--help` is fast. `option` declares one option, and `group`
+includes the options of another class.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,12 @@ class CompareOptions:
     choice: Choice = group(Choice)
 
     def require(self) -> None:
-        """Refuse a measure that there is not."""
+        """Refuse an unknown measure."""
         require_choice("measure", self.measure, MEASURES)
 
     @property
     def distance(self) -> str:
-        """Return the name of the distance in results: with a suffix if special tokens are hidden."""
+        """Return the name of the distance in results: the measure, with a suffix if special tokens are hidden."""
         return f"{self.measure}{WITHOUT_SPECIAL}" if self.hide_special else self.measure
 
 
@@ -67,31 +71,31 @@ class CompareCommandOptions(CompareOptions):
     )
 
     def require_for(self, texts: CorpusOptions) -> None:
-        """Refuse options that do not go together, and comparisons that do not fit the texts."""
+        """Refuse options that contradict each other, and comparisons that do not fit the texts."""
         choice = self.choice
         refuse_file_names(self.other_text, hint="give the text itself")
-        # At most one comparison can be asked for.
-        values: dict[str, object] = {
+        # Each of these options asks for another comparison: at most one may be given.
+        value_by_option: dict[str, object] = {
             "--pick": choice.pick,
             "--with": self.other_text,
             "--with-model": self.other_model,
             "--ablated": self.ablated,
         }
-        comparisons = [name for name, value in values.items() if value is not None]
-        if len(comparisons) > 1:
+        given_options = [name for name, value in value_by_option.items() if value is not None]
+        if len(given_options) > 1:
             raise UsageError(
-                f"{' and '.join(comparisons)} are different comparisons", "give one of them"
+                f"{' and '.join(given_options)} are different comparisons", "give one of them"
             )
         if self.query is not None and self.other_text is None:
             raise UsageError(
                 "--query ranks the heads of a minimal pair", 'give a second text: --with "…"'
             )
-        # --pick and --with take one text. Both choose heads in a way of their own.
+        # The rest is about --pick and --with, which take one text. The only given option is then one of the two.
         if choice.pick is None and self.other_text is None:
             return
         if texts.text is None or texts.files:
-            raise UsageError(
-                f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …'
-            )
+            name = given_options[0]
+            raise UsageError(f"{name} takes one TEXT", f'such as: attnscope compare "…" {name} …')
+        # `Choice` itself refuses --pick together with -L or -H, so only --with can reach this error.
         if choice.layers is not None or choice.heads is not None:
             raise UsageError("--with ranks all heads", "leave out -L and -H")

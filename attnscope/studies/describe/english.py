@@ -1,7 +1,8 @@
-"""Sort English words into classes. Classes are features of keys, and they name the queries and keys of a head.
+"""Sort English words into classes (parts of speech). Descriptions of heads name the words that heads attend to by them.
 
-Closed classes are lists of all their words. Open classes are lists of frequent words and endings. No tagger looks at
-the sentence: a word has the same class everywhere, and a word on no list is a noun.
+A closed class, such as prepositions, has a list of all its words. An open class, such as verbs, has a list of frequent
+words and of endings. A word has the same class everywhere: there is no tagger that reads the sentence. A word on no
+list and without such an ending is a noun.
 """
 
 from functools import cache
@@ -19,7 +20,7 @@ _CLOSED = {
 }
 
 CLOSED_CLASSES = {name: frozenset(words.split()) for name, words in _CLOSED.items()}
-"""Words of each class in lower case. A word may be in several."""
+"""Closed class -> its words in lower case. A word may be in several classes."""
 
 _OPEN = {
     "numbers": "one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty hundred "
@@ -59,6 +60,7 @@ _OPEN = {
 }
 
 _FREQUENT_WORDS = {name: frozenset(words.split()) for name, words in _OPEN.items()}
+"""Open class -> its frequent words in lower case."""
 
 _ENDINGS = {
     "adverbs": ("ly",),
@@ -71,32 +73,33 @@ _NOUNS_WITH_ENDINGS = (
     "king ring spring string wing building ceiling wedding bed seed need speed deed feed wine exercise rise "
     "noise promise size prize table cable fish dish wish english"
 )
+"""Nouns that end like another class, such as "family" like adverbs."""
 
 OPEN_CLASSES = ("nouns", "verbs", "adjectives", "adverbs", "numbers", "interjections")
-"""Classes of all other words; see `class_of`."""
+"""The names of the open classes."""
 
 
 @cache
 def class_of(word: str) -> str:
-    """Return the class of a word, closed or open: the first in the order of these lists.
+    """Return the class of a word, closed or open. A word in several classes gets the first of them in `_CLOSED`.
 
-    What has a character that is no letter, and is on no list, has no class: "".
+    A string on no list with a character that is no letter, such as "3rd" or ",", has no class: "".
 
     Args:
-        word: As it is written, in lower case.
+        word: The word in lower case.
     """
-    # Lists first, because endings are guesses.
+    # Look the word up in lists first, because endings are guesses.
     for name, words in (*CLOSED_CLASSES.items(), *_FREQUENT_WORDS.items()):
         if word in words:
             return name
     if not word.isalpha():
         return ""
-    # Endings tell little about short words, and nothing about nouns that happen to have one.
+    # Endings mean little in words of up to four letters, and nothing in the listed nouns.
     if word not in _NOUNS_WITH_ENDINGS.split() and len(word) > 4:
         for name, endings in _ENDINGS.items():
             if word.endswith(endings):
                 return name
-    # "walks" is a form of "walk".
+    # Third person: "walks" is a form of "walk".
     if word.endswith("s") and word[:-1] in _FREQUENT_WORDS["verbs"]:
         return "verbs"
     return "nouns"
