@@ -25,7 +25,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.core.pairs import pair_means
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import Patching
-from attnscope.studies.patch.pairs import batches_of, read_pairs
+from attnscope.studies.patch.pairs import make_pair_batches, read_pairs
 
 
 def random_pairs(ids: list[int], spell: Any, n: int, length: int) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
     ][:n_pairs]
     read, problems = read_pairs(model, attnscope.Pairs(pairs))
     assert len(read) == n_pairs and not problems, (len(read), problems)
-    batches = batches_of(model, read, range(n_pairs))
+    batches = make_pair_batches(model, read, range(n_pairs))
     layers = tuple(range(0, model.info.n_layers[0], step))
     _ = model.resumes
 

@@ -82,7 +82,7 @@ def part_of(
     for hits, n in texts:
         rules = np.zeros(len(RULES))
         rules[0] = first_rule * n
-        cells.append(TextHits(name, *lots.deal(None), n, rules))
+        cells.append(TextHits(name, *lots.assign(None), n, rules))
         values.append([[hits], [[mass * n] * len(hits)]])  # (2, layer, head)
     part.add_cells(cells, np.array(values, float))
     return part

@@ -23,8 +23,8 @@ from attnscope.core.pairs import pair_means
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import PATCHED_VALUES, Patching
-from attnscope.studies.patch.pairs import batches_of, read_pairs
-from attnscope.studies.patch.runs import PairRuns, PatchSpec, units_of
+from attnscope.studies.patch.pairs import make_pair_batches, read_pairs
+from attnscope.studies.patch.runs import PairRuns, PatchSpec, list_units
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -238,21 +238,21 @@ def test_attribution_is_the_slope_of_the_exact_effect(by):
     """In float64, of GPT-2: Llama's norms compute in float32."""
     model = wrap(gpt2().double(), name="tiny", check=False)
     read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
-    (batch,) = batches_of(model, read, range(3))
+    (batch,) = make_pair_batches(model, read, range(3))
     runs = PairRuns(model, batch, "noise")
     own = ActivationRecorder()
     step = 1e-5
     model.outputs(batch.clean, own)
-    estimates = runs.attribution(by)
+    estimates = runs.estimate_effects(by)
 
     class Between(ActivationRecorder):
         def values(self, by, place, heads):
-            there = runs.source.values(by, place, heads)
+            there = runs.source_activations.values(by, place, heads)
             here = own.values(by, place, heads)
             return here + step * (there - here)
 
-    for unit in list(units_of(own.calls, by).values())[::5]:
-        moved = runs.effects([PatchSpec(unit, by)], Between())[0] / step
+    for unit in list(list_units(own.calls, by).values())[::5]:
+        moved = runs.measure_effects([PatchSpec(unit, by)], Between())[0] / step
         slope = estimates[unit.layer_key][:, unit.number].sum(1)
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
 

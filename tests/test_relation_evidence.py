@@ -144,7 +144,7 @@ def test_a_source_is_in_one_half(own):
     assert found.n_texts == 60
     assert found.n_texts_scored == 30
     lots = HalfSplitter()
-    halves = [lots.deal(text.document) for text in texts]
+    halves = [lots.assign(text.document) for text in texts]
     for first in range(0, 60, 5):
         assert len({by_source for (by_source, _), _ in halves[first : first + 5]}) == 1
         assert [is_first for _, is_first in halves[first : first + 5]] == [

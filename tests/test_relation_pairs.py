@@ -14,7 +14,7 @@ from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.relations import record_links, score_links
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.studies.relations.evidence import RULES, HalfSplitter, right_rules
+from attnscope.studies.relations.evidence import RULES, HalfSplitter, check_rules
 from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
 from tests.relation_helpers import Relation, text_of
@@ -181,7 +181,7 @@ def test_numbers_are_those_of_dense_weights(marian):
         target = torch.from_numpy(marian.text_generator.encode_target(text.target).ids)[None]
         with torch.no_grad():
             marian.run(Batch(ids, target_ids=target), probe)
-        if lots.deal(None)[0][0] == 0:
+        if lots.assign(None)[0][0] == 0:
             continue
         for link in text.links:
             # A start token stands before the target, and none before the text.
@@ -242,7 +242,7 @@ def test_rules_counted_by_hand():
         Link("r", (0, 1), (1, 5)),
     ]
     given = replace(text_of(text), target=target, target_words=tuple(word_spans(target)))
-    hits = dict(zip(RULES, right_rules(given, links).sum(0).tolist(), strict=True))
+    hits = dict(zip(RULES, check_rules(given, links).sum(0).tolist(), strict=True))
     # The middles of x, C, y stand at 1/6, 1/2, 5/6 of the target: before b, d and f of the text; of x C at 1/3.
     assert {rule: n for rule, n in hits.items() if n} == {
         "offset +1": 2,

@@ -68,7 +68,7 @@ def plant(monkeypatch, timed, misses=0.1, *, rival=False):
             last = round(word["end"] / FRAME_S)
             if chance.random() > misses:
                 maps[1, 2, row, first:last] += 50
-            if rival and evidence._half(number) == 0:
+            if rival and evidence._choose_half(number) == 0:
                 maps[0, 1, row, first:last] += 50
         weights = torch.tensor(maps / maps.sum(-1, keepdims=True)).float()[:, None]
         for layer in range(2):

@@ -13,7 +13,7 @@ from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.questions.relations import RelationsOptions
-from attnscope.studies.relations.evidence import OFFSETS, RULES, HalfSplitter, right_rules
+from attnscope.studies.relations.evidence import OFFSETS, RULES, HalfSplitter, check_rules
 from attnscope.studies.relations.study import relations
 from tests.conftest import SAMPLES, write_tiny
 from tests.record_helpers import require_lossless
@@ -122,7 +122,7 @@ def test_all_numbers_by_plain_loops(own):
         lots = HalfSplitter()
         for text in texts:
             (link,) = [link for link in text.links if link.relation == name]
-            by_half[lots.deal(None)[0][0]].append((text, link))
+            by_half[lots.assign(None)[0][0]].append((text, link))
         for half, values in ((0, one.choice), (1, one.accuracy)):
             hits, mass = np.zeros((2, *values.shape))
             for text, link in by_half[half]:
@@ -161,7 +161,7 @@ def test_rules_on_a_text_counted_by_hand():
         Link("r", (1, 2), (4,)),
         Link("r", (1, 3), (2,)),
     ]
-    hits = dict(zip(RULES, right_rules(text_of("a b A c b"), links).sum(0).tolist(), strict=True))
+    hits = dict(zip(RULES, check_rules(text_of("a b A c b"), links).sum(0).tolist(), strict=True))
     right = {"offset +2": 2, "offset −4": 1, "offset −3": 1, "same word before": 1, "same word after": 1}
     assert {rule: n for rule, n in hits.items() if n} == right
 

@@ -1,6 +1,7 @@
-"""Run a model on a text, and return the inputs of one of its attentions, or those of the worked example.
+"""Run a model on a text, and return the queries, keys, values and mask of one attention layer.
 
-The studies `trace`, `split` and `why` start from here.
+Without a model, return those of the worked example, a sentence of five words with numbers chosen by hand. The studies
+`trace`, `split` and `why` start from here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OneLayer:
-    """Hold one attention of one layer on one text.
+    """Hold one attention of one layer on one text. A layer with cross-attention has two attentions.
 
     Attributes:
         text: The text.
@@ -40,10 +41,10 @@ class OneLayer:
         heads: The chosen heads.
         queries: The tokens that attend.
         keys: The tokens that are attended to.
-        inputs: Queries, keys and values of all heads, mask and W_O, in float64; none of them is NaN or infinite.
-        run: The `run` of a record: model, weights, versions and notes.
+        inputs: Queries, keys and values of all heads, mask and W_O, in float64. Queries, keys and values are finite.
+        run: The `run` of a result: model, hash of its weights, versions and notes.
         batch: The text as the model reads it; None for the worked example.
-        around: The attention as the model calls it, with its output projection; None for the worked example.
+        projected_attention: The call of the attention and its output projection; None for the worked example.
     """
 
     text: str
@@ -54,7 +55,7 @@ class OneLayer:
     inputs: AttentionInputs
     run: dict[str, Any]
     batch: Batch | None = None
-    around: ProjectedAttention | None = None
+    projected_attention: ProjectedAttention | None = None
 
 
 def read_layer(
@@ -70,15 +71,15 @@ def read_layer(
         model: A loaded model, see `attnscope.load`; None = the worked example.
         text: The text or prompt to run it on.
         layer: The number of the layer.
-        kind: "encoder", "decoder" or "cross"; None = the model's first.
+        kind: "encoder", "decoder" or "cross"; None = the first kind of attention that the model has.
         heads: The numbers of the heads; None = all.
 
     Raises:
-        AttnscopeError: There is no such layer or head, the model does not show its queries and keys, or some are NaN
-            or infinite.
+        AttnscopeError: There is no such layer or head, the model does not expose its queries and keys, or some of them
+            are NaN or infinite.
     """
     if model is None:
-        return _read_example(heads)
+        return _make_example(heads)
     from attnscope.models.inside.projections import run_with_output_projection
 
     if text is None:
@@ -86,28 +87,38 @@ def read_layer(
     # Refuse layers, heads and kinds of attention that the model lacks.
     chosen = Choice((layer,), None if heads is None else tuple(heads)).within(model.info)
     layer_key: LayerKey = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
-    # Read the text, run the model, and keep what reaches the attention.
+    # Tokenise the text. Run the model, and capture the call of the attention: its queries, keys, values and mask.
     reading = read(model, Prompt(text) if isinstance(text, str) else text)
     queries, keys = reading.queries_and_keys(layer_key[0])
     batch = reading.batch(model.info.device)
-    around = run_with_output_projection(model, batch, layer_key)
-    inputs = _inputs_of(around)
-    for array in (inputs.Q, inputs.K, inputs.V):
-        if not np.isfinite(array).all():
+    projected_attention = run_with_output_projection(model, batch, layer_key)
+    inputs = _to_float64_inputs(projected_attention)
+    for activations in (inputs.Q, inputs.K, inputs.V):
+        if not np.isfinite(activations).all():
             raise make_nan_error(model.info, layer_key)
     run = run_facts(model.info, reading.notes)
-    return OneLayer(reading.text, layer_key, chosen.heads, queries, keys, inputs, run, batch, around)
+    return OneLayer(
+        reading.text,
+        layer_key,
+        chosen.heads,
+        queries,
+        keys,
+        inputs,
+        run,
+        batch,
+        projected_attention,
+    )
 
 
-def _read_example(heads: Sequence[int] | None) -> OneLayer:
+def _make_example(heads: Sequence[int] | None) -> OneLayer:
     """Return the worked example: "The cat sat on mat", d_model 4, 2 heads, no projections."""
-    chosen = range(example.N_HEADS) if heads is None else sorted(set(heads))
-    for head in chosen:
+    chosen_heads = range(example.N_HEADS) if heads is None else sorted(set(heads))
+    for head in chosen_heads:
         if head not in range(example.N_HEADS):
             raise AttnscopeError(
                 f"there is no head {head}: the worked example has 2", "they are numbered 0 and 1"
             )
-    # Each token is a word.
+    # Tokenise the text: each word is a token.
     text = " ".join(example.TOKENS)
     n_tokens = len(example.TOKENS)
     tokens = build_tokens(
@@ -118,7 +129,7 @@ def _read_example(heads: Sequence[int] | None) -> OneLayer:
         special=[False] * n_tokens,
         style="plain",
     )
-    # The scale is 1 / √d_head. Each head has its own keys and values.
+    # The scale is 1 / √d_head. Q is (token, heads · d_head). Each head has its own keys and values.
     scale = (example.Q.shape[1] / example.N_HEADS) ** -0.5
     inputs = AttentionInputs(
         example.Q,
@@ -128,15 +139,17 @@ def _read_example(heads: Sequence[int] | None) -> OneLayer:
         n_kv_heads=example.N_HEADS,
         scale=scale,
     )
-    return OneLayer(text, ("encoder", 0), tuple(chosen), tokens, tokens, inputs, run_of_example())
+    return OneLayer(
+        text, ("encoder", 0), tuple(chosen_heads), tokens, tokens, inputs, example_run_facts()
+    )
 
 
-def _inputs_of(around: ProjectedAttention) -> AttentionInputs:
-    """Return the inputs of an attention in float64."""
+def _to_float64_inputs(projected_attention: ProjectedAttention) -> AttentionInputs:
+    """Return the inputs of a model's attention as float64 arrays."""
     from attnscope.core.attention.seam import allowed
 
-    # True = this query may attend to this key. A mask that hides nothing is left out.
-    call = around.call
+    # In the mask, True = the query may attend to the key. A mask that hides nothing is left out: None.
+    call = projected_attention.call
     mask = allowed(call)
     if mask is not None and mask.all():
         mask = None
@@ -147,37 +160,40 @@ def _inputs_of(around: ProjectedAttention) -> AttentionInputs:
         n_heads=call.n_heads,
         n_kv_heads=call.n_kv_heads,
         scale=call.scale,
-        may=_expand(mask, call),
-        bias=_expand(call.bias, call),
+        may=_to_full_mask(mask, call),
+        bias=_to_full_mask(call.bias, call),
         softcap=call.softcap,
-        sinks=array_of(call.sinks),
-        W_O=array_of(around.w_o),
-        b_O=array_of(around.b_o),
+        sinks=to_numpy(call.sinks),
+        W_O=to_numpy(projected_attention.w_o),
+        b_O=to_numpy(projected_attention.b_o),
     )
 
 
 def _join_heads(heads: Tensor) -> Any:
-    """Return (1, head, token, width) as an array (token, head * width)."""
-    return array_of(heads[0].transpose(0, 1).flatten(1))
+    """Return queries, keys or values, (1, head, token, width), as an array (token, head * width)."""
+    return to_numpy(heads[0].transpose(0, 1).flatten(1))
 
 
-def _expand(mask_or_bias: Tensor | None, call: AttentionCall) -> Any:
-    """Return a mask or a bias, (1, 1 or n_heads, #query, #key), as an array (1 or n_heads, query, key); None stays."""
+def _to_full_mask(mask_or_bias: Tensor | None, call: AttentionCall) -> Any:
+    """Return a mask or a bias, (1, 1 or n_heads, 1 or query, 1 or key), as an array (1 or n_heads, query, key).
+
+    None stays None.
+    """
     if mask_or_bias is None:
         return None
-    return np.array(array_of(mask_or_bias[0].expand(-1, call.query.shape[2], call.key.shape[2])))
+    return np.array(to_numpy(mask_or_bias[0].expand(-1, call.query.shape[2], call.key.shape[2])))
 
 
-def array_of(tensor: Tensor | None) -> Any:
-    """Return a tensor as an array on the CPU: booleans and integers stay, other numbers become float64; None stays."""
+def to_numpy(tensor: Tensor | None) -> Any:
+    """Return a tensor as an array on the CPU. Floating-point numbers become float64; None stays None."""
     if tensor is None:
         return None
     values = tensor.detach().cpu()
     return values.double().numpy() if values.is_floating_point() else values.numpy()
 
 
-def run_of_example() -> dict[str, Any]:
-    """Return the `run` of a record of the worked example, which has no model."""
+def example_run_facts() -> dict[str, Any]:
+    """Return the `run` of a result on the worked example, which has no model."""
     return {
         "model": "worked example",
         "engine": "native",

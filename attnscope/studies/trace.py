@@ -24,7 +24,7 @@ from attnscope.questions.trace import HEAD_STEP_AXES, INPUT_AXES, Trace, TraceOp
 from attnscope.results.table import Table
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, find_position
-from attnscope.studies.one_layer import array_of, read_layer
+from attnscope.studies.one_layer import read_layer, to_numpy
 
 if TYPE_CHECKING:
     from attnscope.models.inside.projections import ProjectedAttention
@@ -105,8 +105,8 @@ def trace(
             "trace one query (--query) or fewer heads (-H)",
         )
 
-    # What the kernel computes of the attention. `around` is None for the worked example.
-    attention = layer_run.around or _run_example(layer_run.inputs)
+    # What the kernel computes of the attention. `projected_attention` is None for the worked example.
+    attention = layer_run.projected_attention or _run_example(layer_run.inputs)
     kernel = _read_kernel(attention)
     # Compute the steps. They write the outputs of the traced heads into H, (head, query, d_value), and then join all
     # heads. So H starts with the outputs of the other heads.
@@ -227,10 +227,10 @@ def _read_kernel(attention: ProjectedAttention) -> _KernelResult:
     dtype = str(call.query.dtype).removeprefix("torch.")
     return _KernelResult(
         name=f"{name}, {dtype} on {call.query.device}",
-        outputs=array_of(attention.output[0]),
-        weights=array_of(attention_weights(call)[0]),
-        # `array_of(None)` is None.
-        projected=array_of(attention.attended),
+        outputs=to_numpy(attention.output[0]),
+        weights=to_numpy(attention_weights(call)[0]),
+        # `to_numpy(None)` is None.
+        projected=to_numpy(attention.attended),
         eps=float(torch.finfo(call.query.dtype).eps),
     )
 

@@ -19,7 +19,7 @@ from attnscope.questions.why import Why
 from attnscope.results.table import Floats, Table
 from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.reading import Prompt, find_position
-from attnscope.studies.one_layer import OneLayer, array_of, read_layer
+from attnscope.studies.one_layer import OneLayer, read_layer, to_numpy
 
 MAX_ROUNDING = 16
 """How far the sum of the parts may be from the score, in units of eps times the size of its terms.
@@ -156,12 +156,12 @@ def _score_query(model: Model, layer_run: OneLayer, query: int) -> _QueryScores:
             f"{model.info.name} adds a bias after it caps scores: such a score is no sum of both",
             "choose a model with one of them",
         )
-    assert layer_run.around is not None  # only for the worked example, which has no model
-    call = select_heads(layer_run.around.call, [head])
-    weights = array_of(attention_weights(call)[0, 0, query])
+    assert layer_run.projected_attention is not None  # only for the worked example, which has no model
+    call = select_heads(layer_run.projected_attention.call, [head])
+    weights = to_numpy(attention_weights(call)[0, 0, query])
     # Recompute the scores in float64 from the model's query, (d_head,), and keys, (key, d_head).
-    query_vector = array_of(call.query[0, 0, query])
-    key_vectors = array_of(call.key[0, 0])
+    query_vector = to_numpy(call.query[0, 0, query])
+    key_vectors = to_numpy(call.key[0, 0])
     scores = inputs.scale * (key_vectors @ query_vector)
     # Masks and biases are (1 or n_heads, query, key). If all heads share one, its index is 0, and so is `head % 1`.
     mask = np.ones(len(scores), np.bool_)

@@ -49,7 +49,7 @@ from attnscope.studies.failures import describe_failure
 from attnscope.studies.inputs.options import WorkerOptions
 from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.studies.inputs.texts import Progress, ReportProgress, share_read, texts_of
-from attnscope.studies.maps.running import outline, run_model
+from attnscope.studies.maps.running import make_empty_record, run_model
 from attnscope.studies.maps.study import apply_changes
 from attnscope.studies.workers import Workers
 from attnscope.text import slug
@@ -378,7 +378,7 @@ class _Drawer:
         text = task.text
         prompt = Prompt(text.text or "", text.pair, chat=options.chat, generate=options.generate)
         reading = read(model, prompt)
-        maps = outline(model.info, reading, options.choice.within(model.info))
+        maps = make_empty_record(model.info, reading, options.choice.within(model.info))
         record = apply_changes(run_model(model, maps, reading), options.maps)
         # A text may lack a part of --between, or the token of --query. Draw it without, and say so in a note.
         notes = list(record.run["notes"])

@@ -36,7 +36,7 @@ from attnscope.studies.compare.study import (
 )
 from attnscope.studies.inputs.reading import Prompt, Reading, read
 from attnscope.studies.kept_attention import keep_attention
-from attnscope.studies.maps.running import outline, run_model
+from attnscope.studies.maps.running import make_empty_record, run_model
 
 Integers = NDArray[np.int64]
 
@@ -101,8 +101,8 @@ def _read_map(
     """Run the model on a text, and return the tokenised text with the attention map of the chosen heads."""
     require_one_kind(model)
     reading = read(model, Prompt(text))
-    # `outline` declares the maps to compute. A model with one kind of attention has one map.
-    record = run_model(model, outline(model.info, reading, choice.within(model.info)), reading)
+    # `make_empty_record` declares the maps to compute. A model with one kind of attention has one map.
+    record = run_model(model, make_empty_record(model.info, reading, choice.within(model.info)), reading)
     if options.hide_special:
         record = record.hide_special()
     return reading, record.maps[0]

@@ -1,4 +1,8 @@
-"""Declare the options of the maps of a text, a photo or a recording. Loads nothing heavy."""
+"""Declare the options of attention maps of a text, a photo or a recording, and those of a page of maps.
+
+`option` declares one option of the command line, and `group` the options of another class. Torch and NumPy are not
+imported here, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 
 
 MIN_CELLS, MAX_CELLS = 8, 1024
-"""A map is pooled to so many rows and columns of cells."""
+"""The fewest and the most rows and columns of cells that a map can be pooled to."""
 
 
 def require_cells(cells: int) -> None:
@@ -30,7 +34,10 @@ def require_cells(cells: int) -> None:
 
 @options
 class MapOptions(TokenOptions):
-    """Hold the options of the maps of a text, a photo or a recording."""
+    """Hold the options of the maps of a text, a photo or a recording.
+
+    Those of `TokenOptions` say how tokens and heads are merged, averaged or left out.
+    """
 
     choice: Choice = group(Choice)
     cut: Crop = group(Crop)
@@ -58,39 +65,40 @@ class MapOptions(TokenOptions):
         if self.pooled:
             require_cells(self.pooled)
             refuse_beside("--pool", self.for_exact_maps)
+        # `between` is true if --from is given.
         if self.between:
             refuse_beside("--from", mean=self.mean, query=self.query is not None)
 
     @property
     def for_exact_maps(self) -> MapOptions:
-        """Return these options without those that suit pooled maps too: whatever is still set needs exact maps."""
+        """Return the options, but reset those that pooled maps allow: an option that is still set needs exact maps."""
         return replace(self, choice=Choice(), pooled=None, times=False)
 
-    def require_for(self, given: UserInput) -> None:
-        """Refuse options that mean nothing for the input: a text, a photo, a recording, or photos with a question."""
+    def require_for(self, model_input: UserInput) -> None:
+        """Refuse options that do not apply to the input: a text, a photo, a recording, or photos with a question."""
         from attnscope.senses.photos import Photo
         from attnscope.studies.inputs.reading import PhotoPrompt, Prompt, Speech
 
-        if self.times and not isinstance(given, Speech):
+        if self.times and not isinstance(model_input, Speech):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
-        # All other options suit a text.
-        if isinstance(given, Prompt):
+        # A Prompt is a text: it may have all other options.
+        if isinstance(model_input, Prompt):
             return
-        # Maps of photos and recordings are never pooled, and always have all keys.
-        flag = "--audio" if isinstance(given, Speech) else "--image"
+        # Maps of photos and recordings are never pooled, and always show all keys.
+        flag = "--audio" if isinstance(model_input, Speech) else "--image"
         refuse_beside(flag, pool=self.pooled, cols=self.cut.cols)
-        # Only with a question (a PhotoPrompt) are there words to merge, and rows of tokens to choose from.
-        if not isinstance(given, PhotoPrompt):
+        # Only a PhotoPrompt, photos with a question, has words to merge and rows of tokens to choose from.
+        if not isinstance(model_input, PhotoPrompt):
             refuse_beside(flag, words=self.words, words_from=self.words_from, rows=self.cut.rows)
-        if not isinstance(given, Photo):
+        if not isinstance(model_input, Photo):
             refuse_beside(flag, hide_special=self.hide_special)
-        if isinstance(given, Speech):
+        if isinstance(model_input, Speech):
             refuse_beside(flag, query=self.query)
 
 
 @options
 class PageTokenOptions(TokenOptions):
-    """Hold how tokens are shown as the page opens; there is no --query, as readers of the page pick tokens there."""
+    """Hold how the page shows tokens when it opens. There is no --query: readers pick a token on the page."""
 
     query: str | None = option("", default=None, python_only=True)
 
@@ -129,7 +137,7 @@ class PageOptions(TextFileOptions):
     tokens: PageTokenOptions = group(PageTokenOptions)
 
     def require(self) -> None:
-        """Refuse a page of nothing, an unknown split, and a file that cannot be replaced."""
+        """Refuse an empty page, an unknown split, and an output file that cannot be replaced."""
         from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable
 
         if not (self.needs_model or self.record):
@@ -137,39 +145,40 @@ class PageOptions(TextFileOptions):
         refuse_file_names(*self.texts)
         self.require_split()
         if self.image:
-            # Of all options of reading, a photo has --generate alone.
+            # Of the options of reading, a photo may have --generate alone: refuse all others that are set.
             refuse_beside("--image", replace(self.reading, generate=0))
         if self.out is None:
             return
         if self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
+        # Only a file with the mark of our own pages is overwritten.
         if not is_stream(self.out):
             require_replaceable(self.out, mark=PAGE_MARK)
 
     @property
     def needs_model(self) -> bool:
-        """Return whether a model must run for the page: it has texts, files or photos, not saved records alone."""
+        """Return whether a model must run: the page has texts, files or photos, not saved records alone."""
         return bool(self.texts or self.files or self.image)
 
     @property
     def changes(self) -> TokenOptions:
-        """Return those options of `tokens` that change the maps; the others only say how the page opens."""
+        """Return the options of `tokens` that change the maps; the other options only say how the page opens."""
         return TokenOptions(without_sinks=self.tokens.without_sinks, mean=self.tokens.mean)
 
     def start(self) -> dict[str, str]:
-        """Return how the page opens, as parameters of its address, which the page's JavaScript reads.
+        """Return the URL parameters that say how the page opens; the page's JavaScript reads them.
 
-        They are `words`, `hide` (special tokens), `scale`, `v` (the view) and `h` (the head in it, layer.head).
+        They are `words`, `hide` (special tokens), `scale`, `v` (the view) and `h` (the head in the view, such as 3.1).
         """
-        opened = {}
+        parameters = {}
         if self.tokens.words:
-            opened["words"] = "1"
+            parameters["words"] = "1"
         if self.tokens.hide_special:
-            opened["hide"] = "1"
+            parameters["hide"] = "1"
         if self.scale:
-            opened["scale"] = self.scale
-        picked = self.choice.pick or ()
-        if len(picked) == 1:
-            layer, head = picked[0]
-            opened |= {"v": "matrix", "h": f"{layer}.{head}"}
-        return opened
+            parameters["scale"] = self.scale
+        picked_heads = self.choice.pick or ()
+        if len(picked_heads) == 1:
+            layer, head = picked_heads[0]
+            parameters |= {"v": "matrix", "h": f"{layer}.{head}"}
+        return parameters

@@ -1,4 +1,8 @@
-"""Collect texts and saved records for one page: run a model on each text, and keep what the page shows."""
+"""Collect texts and saved records for one page: run a model on each text, and write the page.
+
+A record is the saved result of a study. Here it is mostly a `Heatmap`, the attention maps of one text. The package
+`pages` makes the HTML.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -36,15 +40,15 @@ from attnscope.studies.inputs.reading import (
 )
 from attnscope.studies.inputs.texts import Progress, ReportProgress, share_read
 from attnscope.studies.maps.options import PageOptions
-from attnscope.studies.maps.running import outline, run_model
-from attnscope.studies.maps.study import apply_changes, name_for
+from attnscope.studies.maps.running import make_empty_record, run_model
+from attnscope.studies.maps.study import apply_changes, make_file_name
 from attnscope.text import read_text
 
 _MAX_WITHOUT_TORCH = 16
-"""The most texts of a page on which NumPy may run the model; for more it pays to load torch."""
+"""The most texts of a page on which NumPy may run the model; for more texts, loading torch takes less time in all."""
 
 _FINDINGS: dict[str, type[Heads | Atlas]] = {"heads": Heads, "atlas": Atlas}
-"""The kinds of records that name the roles of heads."""
+"""The kinds of records that name the roles of heads, by the name in their schema."""
 
 
 class WrittenPage(NamedTuple):
@@ -56,12 +60,13 @@ class WrittenPage(NamedTuple):
 
     @property
     def is_stream(self) -> bool:
-        """Return whether the page went to stdout or into a pipe, so that there is no file."""
+        """Return whether the page was written to stdout or a pipe, so that there is no file."""
         return is_stream(self.path)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the notes of its records, each sentence once."""
+        """Return the notes of the records, such as that a text was cut; each note once, in the order of the records."""
+        # A dict keeps the order, where a set would not.
         notes: dict[str, None] = {}
         for record in self.records:
             notes |= dict.fromkeys(record.run.get("notes", ()))
@@ -69,17 +74,17 @@ class WrittenPage(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """Return a line for the terminal: the largest weight outside sinks on the first text; "" if there is none."""
-        links = find_links(self.records[0], most=1)
-        if not links:
+        """Return a line for the terminal: the largest weight outside sinks on the first text; "" = all are on sinks."""
+        top_links = find_links(self.records[0], most=1)
+        if not top_links:
             return ""
-        link = links[0]
-        # Labels are cut, so that the line has at most 80 characters.
+        link = top_links[0]
+        # Token labels are truncated, so that the line has at most 80 characters.
         tokens = f"“{link.query[:16]}” → “{link.key[:16]}”"
         return f"a page of all maps; largest weight outside sinks: {link.head}  {tokens}  {weight(link.weight)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `--json` prints, as plain JSON values."""
+        """Return the JSON values that `--json` prints."""
         return {
             "schema": PAGE_SCHEMA,
             "run": dict(self.records[0].run),
@@ -90,39 +95,39 @@ class WrittenPage(NamedTuple):
 
 
 def write_page(
-    spec: str, order: PageOptions, loading: LoadOptions, report: ReportProgress | None = None
+    spec: str, options: PageOptions, load_options: LoadOptions, report: ReportProgress | None = None
 ) -> WrittenPage:
-    """Load the records and run the model on the texts of a page, and write it, whole or not at all.
+    """Load the records, run the model on the texts of a page, and write the page.
 
     Args:
-        spec: The model.
-        order: What is on the page, and the file to write.
-        loading: How the model is loaded.
+        spec: The name or folder of the model.
+        options: What is on the page, and the file to write.
+        load_options: How the model is loaded.
         report: Called after each text that the model has read.
     """
-    # Check the folder before anything is computed.
-    path = order.out
+    # Check the output folder before anything is computed. None = the default folder.
+    path = options.out
     if path is None:
         require_writable(DEFAULT_FOLDER)
     elif not is_stream(path):
         require_writable(path.parent)
     # Load the records first: one that cannot be read is refused before a model runs.
-    findings, page_texts = _load_records(order)
-    if order.needs_model:
-        page_texts = _read_texts(spec, order, loading, page_texts, report)
+    findings, page_texts = _load_records(options)
+    if options.needs_model:
+        page_texts = _run_texts(spec, options, load_options, page_texts, report)
     if findings is not None:
         for page_text in page_texts:
             _require_same_model(findings, page_text.record)
     # An atlas opens with the view "grid" of its heads.
     if isinstance(findings, Atlas):
-        page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=prepare_heads(findings))
+        page = page_of(page_texts, start={"v": "grid", **options.start()}, heads=prepare_heads(findings))
     else:
-        page = page_of(page_texts, findings=findings, start=order.start())
-    # By default, the file is named by its first text and its content.
+        page = page_of(page_texts, findings=findings, start=options.start())
+    # The default file name comes from the first text and a hash of the content.
     content = page.html.encode()
     if path is None:
-        path = DEFAULT_FOLDER / f"{name_for(page_texts[0].record, content)}.html"
-    # A file appears whole or not at all; a pipe cannot be replaced.
+        path = DEFAULT_FOLDER / f"{make_file_name(page_texts[0].record, content)}.html"
+    # `write_whole` replaces the file in one step, so that it is never half written. A pipe cannot be replaced.
     if is_stream(path):
         write_stream(path, content)
     else:
@@ -130,92 +135,97 @@ def write_page(
     return WrittenPage(path, len(content), tuple(page_text.record for page_text in page_texts))
 
 
-def _load_records(order: PageOptions) -> tuple[Heads | Atlas | None, list[PageText]]:
-    """Return the saved record that names the roles of heads, if there is one, and the texts of the saved heatmaps."""
+def _load_records(options: PageOptions) -> tuple[Heads | Atlas | None, list[PageText]]:
+    """Load the saved records of a page.
+
+    Returns:
+        The record that names the roles of heads, None if no such record is given; and the saved heatmaps.
+    """
     findings: Heads | Atlas | None = None
     page_texts = []
-    for name in order.record:
+    for name in options.record:
         path = find_record(name)
-        # A schema is such as "attnscope.heads/2".
+        # A schema looks like "attnscope.heads/2".
         kind_name = schema_if_record(path).partition("/")[0].removeprefix("attnscope.")
         if kind_name in _FINDINGS:
             if findings is not None:
                 raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
             findings = _FINDINGS[kind_name].load(path)
             continue
-        # Records without queries hold no attention on a text: those that can be shown have pages of their own.
+        # A kind of record without queries holds no attention on a text, but it may have a page of another form.
         kind = KINDS.get(kind_name)
         if kind is not None and kind.page and not kind.query:
             raise AttnscopeError(
                 f"{path} holds no attention on a text that a page could show: it is {kind.with_article}",
                 f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
             )
-        choice = order.choice
+        choice = options.choice
         record = choose_heads(Heatmap.load(path), choice.pick, choice.layers, choice.heads)
-        page_texts.append(PageText(apply_changes(record, order.changes)))
-    if not page_texts and not order.needs_model:
+        page_texts.append(PageText(apply_changes(record, options.changes)))
+    if not page_texts and not options.needs_model:
         raise UsageError(
             "there is nothing to show beside heads",
-            f"give TEXT, --file, --image, or a heatmap.npz; `attnscope show {order.record[0]} -f html -o FOLDER` makes "
-            "the page of the heads alone",
+            f"give TEXT, --file, --image, or a heatmap.npz; `attnscope show {options.record[0]} -f html -o FOLDER` "
+            "makes the page of the heads alone",
         )
     return findings, page_texts
 
 
-def _read_texts(
+def _run_texts(
     spec: str,
-    order: PageOptions,
-    loading: LoadOptions,
-    saved: Sequence[PageText],
+    options: PageOptions,
+    load_options: LoadOptions,
+    saved_texts: Sequence[PageText],
     report: ReportProgress | None,
 ) -> list[PageText]:
-    """Run the model on each text of a page; return the saved texts, and after them those that the model has read."""
-    # Take the first inputs out of the stream: if these are all, and all are texts, NumPy may run the model.
-    inputs = _inputs(order)
-    first = [*islice(inputs, _MAX_WITHOUT_TORCH + 1)]
-    prompts = [given for given, _ in first if isinstance(given, Prompt)]
-    are_few = len(prompts) == len(first) <= _MAX_WITHOUT_TORCH
-    model = loading.load_for_maps(spec, prompts if are_few else None)
-    # Run the model on these and on the rest of the stream, and change the maps as asked.
-    page_texts = [*saved]
+    """Run the model on each input of a page; return the saved texts, then those of the inputs."""
+    # Read ahead: if the inputs end here, and all are texts, NumPy may run the model.
+    inputs = _iterate_inputs(options)
+    first_inputs = [*islice(inputs, _MAX_WITHOUT_TORCH + 1)]
+    prompts = [model_input for model_input, _ in first_inputs if isinstance(model_input, Prompt)]
+    can_run_numpy = len(prompts) == len(first_inputs) <= _MAX_WITHOUT_TORCH
+    model = load_options.load_for_maps(spec, prompts if can_run_numpy else None)
+    # Run the model on these inputs and on the rest. Change the maps as the options say.
+    page_texts = [*saved_texts]
     n_tokens = 0
-    for number, (given, share) in enumerate(chain(first, inputs), 1):
-        page_text = read_page_text(model, given, order.choice, page_texts)
-        record = apply_changes(page_text.record, order.changes)
-        # A page compares maps with the full-width head of their layer; changed maps cannot be compared with it.
+    for n_read, (model_input, share_of_files) in enumerate(chain(first_inputs, inputs), 1):
+        page_text = read_page_text(model, model_input, options.choice, page_texts)
+        record = apply_changes(page_text.record, options.changes)
+        # A page compares maps with the full-width head of their layer, one head as wide as d_model. Changed maps, such
+        # as averages, cannot be compared with it, so leave it out.
         if record is not page_text.record:
             page_text = PageText(record)
         page_texts.append(page_text)
-        n_tokens += sum(len(attention.queries) for attention in record.maps)
+        n_tokens += sum(len(attention_map.queries) for attention_map in record.maps)
         if report is not None:
-            report(Progress(number, n_tokens, share))
+            report(Progress(n_read, n_tokens, share_of_files))
     return page_texts
 
 
-def _inputs(order: PageOptions) -> Iterator[tuple[UserInput, float | None]]:
-    """Yield each input of the model, and the share of the files that has been read by then, 0 to 1; None = unknown."""
-    photos = tuple(map(read_photo, order.image))
-    n_generated = order.reading.generate
+def _iterate_inputs(options: PageOptions) -> Iterator[tuple[UserInput, float | None]]:
+    """Yield each input of the model, and the share of the files that is read so far, 0 to 1; None = unknown."""
+    photos = tuple(map(read_photo, options.image))
+    n_generated = options.reading.generate
 
-    def with_photos(text: str, pair: str | None = None) -> UserInput:
+    def prompt_beside_photos(text: str, pair: str | None = None) -> UserInput:
         if photos:
             return PhotoPrompt(photos, text, n_generated)
-        return order.reading.prompt(text, pair)
+        return options.reading.prompt(text, pair)
 
-    # Photos alone, each an input of its own; else texts, then files, all of them beside all photos.
-    if not (order.texts or order.files):
+    # Photos without a text are an input each. Otherwise each text is an input, together with all photos.
+    if not (options.texts or options.files):
         for photo in photos:
-            given: UserInput = photo
+            model_input: UserInput = photo
             if n_generated:
-                given = PhotoPrompt((photo,), "", n_generated)
-            yield given, None
-    for text in order.texts:
-        yield with_photos(read_text(text, may_be_blank=bool(photos))), None
-    if order.files:
-        corpus = order.corpus()
-        assert isinstance(corpus, Corpus)  # of files
+                model_input = PhotoPrompt((photo,), "", n_generated)
+            yield model_input, None
+    for text in options.texts:
+        yield prompt_beside_photos(read_text(text, may_be_blank=bool(photos))), None
+    if options.files:
+        corpus = options.corpus()
+        assert isinstance(corpus, Corpus)  # a list comes only from a text on the command line
         for item in corpus:
-            yield with_photos(item.text or "", item.pair), share_read(corpus)
+            yield prompt_beside_photos(item.text or "", item.pair), share_read(corpus)
         if corpus.problems:
             raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
@@ -228,7 +238,10 @@ def page(
     findings: Heads | None = None,
     **prompt: Unpack[PromptOptions],
 ) -> Page:
-    """Run a model on texts and make one page of them, with the full-width head of each layer to compare with.
+    """Run a model on texts, and make one page of their attention maps.
+
+    For comparison, the page also shows the full-width head of each layer: its attention if it had one head as wide as
+    d_model.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -237,10 +250,10 @@ def page(
         prompt: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
 
     Returns:
-        The page: `save(path)` writes it, a notebook shows it.
+        The page: `save(path)` writes it, and a notebook shows it.
 
     Raises:
-        AttnscopeError: As `attnscope.heatmap`; or the weights are more than a browser would hold.
+        AttnscopeError: As `attnscope.heatmap`; or there are more weights than a browser can hold.
     """
     page_texts: list[PageText] = []
     if isinstance(texts, str):
@@ -253,32 +266,34 @@ def page(
 
 
 def read_page_text(
-    model: Model, given: UserInput, choice: Choice, others: Sequence[PageText] = ()
+    model: Model, model_input: UserInput, choice: Choice, other_texts: Sequence[PageText] = ()
 ) -> PageText:
-    """Run a model on an input, and return its maps, and beside them the full-width head of each layer.
+    """Run a model on an input, and return its maps and the full-width head of each layer.
 
     Raises:
-        AttnscopeError: With the other texts of the page, it would be too large for a browser. The model has not run.
+        AttnscopeError: With the other texts, the page would be too large for a browser. The model has not run.
     """
-    # Refuse the page before the model runs, if it would be too large.
-    model = choose_reader(model, given)
-    reading = read(model, given)
-    record = outline(model.info, reading, choice.within(model.info))
-    require_room([*(text.record for text in others), record])
-    # `run_model` fills in the full-width weights: kind → layer → (query, key).
+    # Refuse a page that would be too large before the model runs.
+    model = choose_reader(model, model_input)
+    reading = read(model, model_input)
+    record = make_empty_record(model.info, reading, choice.within(model.info))
+    require_room([*(text.record for text in other_texts), record])
+    # `run_model` fills in the full-width weights: kind of attention → layer → (query, key).
     full_width: dict[str, Mapping[int, Any]] = {}
     record = run_model(model, record, reading, full_width)
-    # For each kind, stack those of the map's layers, (layer, query, key); NaN where the model has none.
-    stacked = {}
-    for attention in record.maps:
-        by_layer = full_width.get(attention.kind, {})
-        unknown = np.full((len(attention.queries), len(attention.keys)), np.nan, np.float32)
-        stacked[attention.kind] = np.stack([by_layer.get(layer, unknown) for layer in attention.layers])
-    return PageText(record, stacked)
+    # For each kind, stack the layers of the map: (layer, query, key). Layers without a full-width head are NaN.
+    full_width_maps = {}
+    for attention_map in record.maps:
+        by_layer = full_width.get(attention_map.kind, {})
+        no_weights = np.full((len(attention_map.queries), len(attention_map.keys)), np.nan, np.float32)
+        full_width_maps[attention_map.kind] = np.stack(
+            [by_layer.get(layer, no_weights) for layer in attention_map.layers]
+        )
+    return PageText(record, full_width_maps)
 
 
 def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:
-    """Refuse roles of heads that were found in other weights than those that computed the attention."""
+    """Refuse roles of heads from another model than the model that computed the attention, by their weights' hashes."""
     findings_hash = findings.run.get("sha256")
     record_hash = record.run.get("sha256")
     if findings_hash and record_hash and findings_hash != record_hash:

@@ -1,8 +1,8 @@
 """Find the heads that carry a behaviour, by patching them on pairs of texts: `attnscope patch` and `attnscope.patch`.
 
-`pairs` reads the texts, and `runs` makes the forward passes. What is patched of a head is called `by`: its output
-("z"), query, key, value or pattern. A unit is what is patched at once: one head, or, for keys and values, all heads
-that share them.
+`pairs` reads the texts, and `runs` makes the forward passes. The option `by` names the activation of a head that is
+patched: its output ("z"), query, key, value or pattern. A unit is patched at once: it is one head, or, for keys and
+values, all heads that share a key/value head. Arrays of effects have a column for each unit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,15 +37,16 @@ from attnscope.questions.patch import (
 )
 from attnscope.results.table import Floats, Table
 from attnscope.studies.inputs.texts import Progress, ReportProgress, UnknownWords
-from attnscope.studies.patch.pairs import ReadPair, batches_of, read_pairs, spell_answer
-from attnscope.studies.patch.runs import PairRuns, PatchedHeads, PatchSpec, units_of
+from attnscope.studies.patch.pairs import ReadPair, make_pair_batches, read_pairs, spell_answer
+from attnscope.studies.patch.runs import PairRuns, PatchedHeads, PatchSpec, list_units
 
-READS: tuple[ActivationName, ...] = ("query", "key", "value")
-"""The values that a head computes from what earlier heads wrote."""
+RECEIVER_INPUTS: tuple[ActivationName, ...] = ("query", "key", "value")
+"""The inputs of a head's attention: the activations through which it reads the outputs of earlier heads."""
 
 Measured = dict[str, NDArray[Any]]
-"""Arrays of some pairs by name, each (pair, …): `number`, the number of each pair among all, ascending; `clean` and
-`corrupt`, the logit differences; `estimated`, `effects` and `positions`, what units change, (pair, unit, …)."""
+"""Arrays of some pairs by name, each (pair, …): `pair_index`, the index of each pair among all pairs, ascending;
+`clean` and `corrupt`, the logit differences of both runs; `effects` and `estimated`, the measured and the estimated
+effects of units, (pair, unit); `positions`, the effects at single positions, (pair, unit, token)."""
 
 
 @with_default_torch
@@ -62,35 +63,35 @@ def patch(
         result["heads"]["effect"]             # (head,), beside effect_low and effect_high
         result.save("patching.npz")
 
-    An effect is positive where the head carries the behaviour, in both directions. Each pair is run once on either
-    side. The changed run is then resumed at the layer of each head. Effects are exact; key/value heads of grouped
-    queries are patched once for all heads that read them (the column `patched_with`).
+    An effect is positive if the head carries the behaviour, in both directions. Each text of a pair is run once. The
+    patched run is then resumed at the layer of each head. Effects are exact. In grouped-query attention, a key/value
+    head is patched once for all heads that share it (the column `patched_with`).
 
-    An answer is one token: the last token of the text predicts it, or the mask of a masked model. Answers of a
+    An answer is one token, predicted at the last token of the text, or at the mask of a masked model. Answers of a
     classifier are its classes; a classifier of tokens is asked at the first token that differs. The score of several
-    answers is the logarithm of the sum of exp over their logits, so that a difference is the log odds of the right
-    answers against the wrong ones.
+    answers is the logsumexp of their logits, so that a difference is the log odds of the right answers against the
+    wrong answers.
 
-    Pairs that cannot be patched are left out, and `corpus["problems"]` says why. An interruption (KeyboardInterrupt)
-    ends the study with the pairs up to there.
+    Pairs that cannot be patched are left out, and `corpus["problems"]` says why. After an interruption
+    (KeyboardInterrupt), the result has the pairs measured so far.
 
     Args:
         model: A decoder, a classifier, or an encoder with its head for masked words.
         pairs: The pairs; see `attnscope.Pairs`.
-        options: What is patched.
-        report: Called after each pass of the model, with how far the study is.
+        options: Which activations of which heads are patched, and what is measured.
+        report: Called after each pass of the model with the progress of the study.
 
     Raises:
-        AttnscopeError: No pair can be patched, or the model has no answers, or no such class.
+        AttnscopeError: No pair can be patched, the model predicts neither tokens nor classes, or it has no such class.
     """
-    listed = pairs if isinstance(pairs, Pairs) else Pairs(pairs)
-    return _Study(model, listed, options or PatchOptions(), report).run()
+    pair_list = pairs if isinstance(pairs, Pairs) else Pairs(pairs)
+    return _Study(model, pair_list, options or PatchOptions(), report).run()
 
 
 class HeadPath(NamedTuple):
-    """A path from heads to what reads them, through no other head.
+    """Name a direct path from a sender to a receiver, through no other head.
 
-    `receiver` is the query, key or value of later heads that takes what the sender wrote; None = the logits.
+    `receiver` is the query, key or value of a later unit, into which the sender's output flows; None = the logits.
     """
 
     sender: PatchedHeads
@@ -98,7 +99,7 @@ class HeadPath(NamedTuple):
 
 
 class _Study:
-    """Run one study, batch by batch, on the units of the chosen heads: single heads, or groups patched together."""
+    """Measure the effects of the units of the chosen heads, batch by batch, and make the result."""
 
     def __init__(
         self, model: Model, pairs: Pairs, options: PatchOptions, report: ReportProgress | None
@@ -116,7 +117,8 @@ class _Study:
                 "a pair has two texts of as many tokens, and answers of one token",
             )
         chosen = options.choice.within(model.info)
-        # None = all units are patched; N = estimates of all units, and the N with the largest are patched too.
+        # None = patch all units. N = estimate all units, and patch the N units with the largest estimates. 0 = estimate
+        # all units, and patch all.
         self._n_exact = options.attribution
         if self._n_exact is not None:
             require_gradients(model)
@@ -126,62 +128,65 @@ class _Study:
                 f"pairs of {lengths[0]} to {lengths[-1]} tokens have no common positions",
                 "give pairs of one length, or leave out --positions",
             )
-        # Positions are asked only of pairs of this one length.
+        # Used only with --positions, when all pairs have one length.
         self._n_tokens = lengths[0]
-        # A run of the first pair shows which heads there are.
-        seen = ActivationRecorder()
-        (first,) = batches_of(model, self._read_pairs, [0])
+        # Run the first pair to find which heads there are.
+        first_activations = ActivationRecorder()
+        (first_batch,) = make_pair_batches(model, self._read_pairs, [0])
         with torch.no_grad():
-            model.outputs(first.clean, seen, last=first.last)
-        # The heads that were picked one by one, or else all chosen heads of all chosen layers.
-        heads = set(chosen.picked or product(chosen.layers, chosen.heads))
+            model.outputs(first_batch.clean, first_activations, last=first_batch.last)
+        # The single heads of --pick, (layer, head), or else all chosen heads of all chosen layers. Keep their units,
+        # without repeats.
+        chosen_heads = set(chosen.picked or product(chosen.layers, chosen.heads))
         self._units: list[PatchedHeads] = []
-        for ((_, layer), head), unit in units_of(seen.calls, options.by).items():
-            if (layer, head) in heads and unit not in self._units:
+        for ((_, layer), head), unit in list_units(first_activations.calls, options.by).items():
+            if (layer, head) in chosen_heads and unit not in self._units:
                 self._units.append(unit)
         if not self._units:
             raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
-        # The indices of the units that are patched. Estimates may first say which.
-        self._tried: list[int] = []
+        # The columns (unit indices) of the units that are patched. With N estimates, they are known only later.
+        self._patched_columns: list[int] = []
         if not self._n_exact:
-            self._tried = list(range(len(self._units)))
-        # The units of all heads, as these read what earlier heads wrote.
-        self._readers = {by: units_of(seen.calls, by) for by in READS}
+            self._patched_columns = list(range(len(self._units)))
+        # For paths: the unit of each head that receives at its query, key or value. The chosen `by` may be z, whose
+        # units are others.
+        self._receivers = {by: list_units(first_activations.calls, by) for by in RECEIVER_INPUTS}
 
     def run(self) -> Patching:
-        """Return the result, with all that the options ask for."""
+        """Measure all pairs, and return the result with the tables that the options ask for."""
         options = self._options
-        measured, complete = self._measure_pairs()
-        # A pair and its mirror image are one observation: their values are averaged.
-        numbers = measured["number"].tolist()
-        pairs = [self._read_pairs[number] for number in numbers]
-        observations = observations_of(pairs)
+        measured, is_complete = self._measure_pairs()
+        # A pair and its mirror image are one observation: average their values. (pair, …) -> (observation, …)
+        pair_indices = measured["pair_index"].tolist()
+        pairs = [self._read_pairs[index] for index in pair_indices]
+        observations = group_observations(pairs)
         averages: Measured = {}
         for name, values in measured.items():
-            averages[name] = average(values, observations)
+            averages[name] = average_observations(values, observations)
         total = averages["clean"] - averages["corrupt"]
-        # Heads that share a key/value head have one effect: (unit, …) -> (head, …).
-        rows = np.repeat(np.arange(len(self._units)), [unit.group for unit in self._units])
+        # Heads that share a key/value head have one effect. This index, (head,), takes (unit, …) to (head, …).
+        unit_of_head = np.repeat(np.arange(len(self._units)), [unit.n_heads for unit in self._units])
         tables = {
-            "heads": self._heads(averages, total, rows),
-            "whole": _table_of_totals(averages, total),
-            "pairs": self._table_of_pairs(pairs, measured),
+            "heads": self._head_table(averages, total, unit_of_head),
+            "whole": _total_table(averages, total),
+            "pairs": self._pair_table(pairs, measured),
         }
-        if complete and options.paths:
-            paths = self._paths(_largest(measured["effects"], options.paths))
+        if is_complete and options.paths:
+            paths = self._list_paths(_find_largest(measured["effects"], options.paths))
             measure = partial(_measure_paths, paths)
-            by_path, complete = self._each_batch("paths", numbers, measure)
-            if complete:
-                effects = average(by_path["effects"], observations)
-                tables["paths"] = _table_of_paths(paths, effects, total)
-        by_pair = measured["effects"].T[rows]
-        arrays: Measured = {"by_pair": by_pair.astype(np.float32)}
+            by_path, is_complete = self._measure_batches("paths", pair_indices, measure)
+            if is_complete:
+                effects = average_observations(by_path["effects"], observations)
+                tables["paths"] = _path_table(paths, effects, total)
+        # (pair, unit) -> (head, pair)
+        arrays: Measured = {"by_pair": measured["effects"].T[unit_of_head].astype(np.float32)}
         if options.positions:
-            tokens = pairs[0].clean.labels
-            tables["positions"] = Table.of_arrays(Patching.TABLES["positions"], token=tokens)
-            by_position = _columns("position_effects", *pair_means(averages["positions"]))
+            tables["positions"] = Table.of_arrays(
+                Patching.TABLES["positions"], token=pairs[0].clean.labels
+            )
+            by_position = _bound_columns("position_effects", *pair_means(averages["positions"]))
             for name, values in by_position.items():
-                arrays[name] = values[rows]
+                arrays[name] = values[unit_of_head]
         result_options = {
             "by": options.by,
             "direction": options.direction,
@@ -189,173 +194,177 @@ class _Study:
             "exact": self._n_exact or None,
             "rank_agreement": _rank_agreement(measured),
         }
-        run = run_facts(self._model.info, self._notes(len(pairs), total))
+        run = run_facts(self._model.info, self._make_notes(len(pairs), total))
         run["kinds"] = list(self._model.info.kinds)
-        return Patching(run, self._corpus(pairs, complete), result_options, tables, arrays)
+        return Patching(run, self._describe_corpus(pairs, is_complete), result_options, tables, arrays)
 
     def _measure_pairs(self) -> tuple[Measured, bool]:
-        """Return what was measured of all pairs, and whether it was not interrupted.
+        """Return the measurements of all pairs, and whether they are complete: False after an interruption.
 
-        Effects are NaN for units that were not tried.
+        Effects are NaN for units that were not patched.
         """
-        numbers = list(range(len(self._read_pairs)))
-        measured, complete = self._each_batch("patching", numbers, self._measure)
+        pair_indices = list(range(len(self._read_pairs)))
+        measured, is_complete = self._measure_batches("patching", pair_indices, self._measure_batch)
         if not measured:
+            # Ctrl-C came before the first batch was finished: there is no result.
             raise KeyboardInterrupt
-        measured = self._leave_out_broken(measured)
-        if complete and self._n_exact:
-            self._tried = _largest(measured["estimated"], self._n_exact)
-            numbers = measured["number"].tolist()
-            exact, complete = self._each_batch("exact", numbers, self._measure_effects)
-            if exact:
-                # Keep the pairs that were measured exactly too. Their effects take the place of the empty ones.
-                exact = self._leave_out_broken(exact)
-                is_exact = np.isin(measured["number"], exact["number"])
-                measured = _select(measured, is_exact) | exact
+        measured = self._drop_nonfinite_pairs(measured)
+        if is_complete and self._n_exact:
+            self._patched_columns = _find_largest(measured["estimated"], self._n_exact)
+            pair_indices = measured["pair_index"].tolist()
+            exact_part, is_complete = self._measure_batches("exact", pair_indices, self._measure_effects)
+            if exact_part:
+                # Keep the pairs that were also patched. Their effects replace the zeros of the first pass.
+                exact_part = self._drop_nonfinite_pairs(exact_part)
+                is_measured_exactly = np.isin(measured["pair_index"], exact_part["pair_index"])
+                measured = _select_pairs(measured, is_measured_exactly) | exact_part
             else:
-                self._tried = []
-        untried = np.delete(np.arange(len(self._units)), self._tried)
-        measured["effects"][:, untried] = np.nan
-        return measured, complete
+                self._patched_columns = []
+        unpatched_columns = np.delete(np.arange(len(self._units)), self._patched_columns)
+        measured["effects"][:, unpatched_columns] = np.nan
+        return measured, is_complete
 
-    def _each_batch(
+    def _measure_batches(
         self,
         step: str,
-        numbers: list[int],
+        pair_indices: list[int],
         measure: Callable[[PairRuns, Callable[[float], None]], Measured],
     ) -> tuple[Measured, bool]:
-        """Measure pairs batch by batch; return what was measured, and whether all were.
+        """Measure pairs batch by batch; return the measurements, and whether they are complete.
 
-        After an interruption these are the pairs up to there, and {} if there is none. `measure` calls the function
-        that it gets with the share of the batch that is done: a batch may take minutes.
+        After an interruption, the measurements are those of the batches so far; {} if there is none. A batch may take
+        minutes, so `measure` gets a function to call with the share of the batch that is done.
         """
-        parts: list[Measured] = []
+        batch_results: list[Measured] = []
         n_done = 0
         n_tokens = 0
 
         def report(share_of_batch: float) -> None:
             if self._report is not None:
-                share = (n_done + share_of_batch * len(batch.numbers)) / len(numbers)
+                share = (n_done + share_of_batch * len(batch.pair_indices)) / len(pair_indices)
                 self._report(Progress(n_done, n_tokens, share, step))
 
-        complete = True
-        for batch in batches_of(self._model, self._read_pairs, numbers):
+        is_complete = True
+        for batch in make_pair_batches(self._model, self._read_pairs, pair_indices):
             try:
                 with torch.no_grad():
-                    part = measure(PairRuns(self._model, batch, self._options.direction), report)
-                parts.append({"number": batch.numbers, **part})
-                n_done += len(batch.numbers)
+                    batch_result = measure(PairRuns(self._model, batch, self._options.direction), report)
+                batch_results.append({"pair_index": batch.pair_indices, **batch_result})
+                n_done += len(batch.pair_indices)
                 n_tokens += 2 * batch.clean.ids.numel()
                 report(0.0)
             except KeyboardInterrupt:
-                complete = False
+                is_complete = False
                 break
-        if not parts:
-            return {}, complete
-        # Batches are of pairs of one length: put the pairs back into their order.
+        if not batch_results:
+            return {}, is_complete
+        # A batch has pairs of one length. Put the pairs of all batches back into their order.
         joined: Measured = {}
-        for name in parts[0]:
-            joined[name] = np.concatenate([part[name] for part in parts])
-        return _select(joined, np.argsort(joined["number"])), complete
+        for name in batch_results[0]:
+            joined[name] = np.concatenate([batch_result[name] for batch_result in batch_results])
+        return _select_pairs(joined, np.argsort(joined["pair_index"])), is_complete
 
-    def _measure(self, runs: PairRuns, report: Callable[[float], None]) -> Measured:
-        """Return all that is measured of a batch; where they are asked for, also the estimates of all units."""
-        measured: Measured = {"clean": runs.clean.numpy(), "corrupt": runs.corrupt.numpy()}
+    def _measure_batch(self, runs: PairRuns, report: Callable[[float], None]) -> Measured:
+        """Return the logit differences and effects of a batch; with attribution also the estimates of all units."""
+        measured: Measured = {
+            "clean": runs.clean_differences.numpy(),
+            "corrupt": runs.corrupt_differences.numpy(),
+        }
         if self._n_exact is not None:
-            by_token = runs.attribution(self._options.by)
+            by_token = runs.estimate_effects(self._options.by)
             estimates = []
             for unit in self._units:
-                of_unit = by_token[unit.layer_key][:, unit.number]  # (pair, token)
-                estimates.append(of_unit.sum(1))
+                unit_estimates = by_token[unit.layer_key][:, unit.number]  # (pair, token)
+                estimates.append(unit_estimates.sum(1))
             measured["estimated"] = torch.stack(estimates, 1).numpy()
         return measured | self._measure_effects(runs, report)
 
     def _measure_effects(self, runs: PairRuns, report: Callable[[float], None]) -> Measured:
-        """Return the effects of all units on a batch, (pair, unit), and with `positions` of each position alone.
+        """Return the effects of units on a batch, `effects` (pair, unit), and with --positions those of single tokens.
 
-        They are 0 for units that are not tried.
+        Effects are 0 for units that are not in `_patched_columns`.
         """
         n_units = len(self._units)
-        units = [self._units[column] for column in self._tried]
-        # At all tokens, and with `positions` at each one. What a decoder computes before the first that differs is the
-        # same in both runs.
-        first = runs.batch.first_difference if "decoder" in self._model.info.kinds else 0
+        units = [self._units[column] for column in self._patched_columns]
+        # Patch at all tokens at once, and with --positions also at each token. A decoder computes the same in both runs
+        # before the first token that differs, so effects there are 0.
+        first_token = runs.batch.first_difference if "decoder" in self._model.info.kinds else 0
         spans = [slice(None)]
         if self._options.positions:
-            spans += [slice(token, token + 1) for token in range(first, self._n_tokens)]
-        changes = []
+            spans += [slice(token, token + 1) for token in range(first_token, self._n_tokens)]
+        patch_specs = []
         for unit, span in product(units, spans):
-            changes.append(PatchSpec(unit, self._options.by, span))
-        # (change, pair) -> (pair, unit, span). The first span is all tokens, the others are single ones.
-        by_change = runs.effects(changes, report=report).T.numpy()
-        n_pairs = len(by_change)
-        by_span = by_change.reshape(n_pairs, len(units), len(spans))
+            patch_specs.append(PatchSpec(unit, self._options.by, span))
+        # (patch, pair) -> (pair, unit, span). The first span is all tokens, the others are single tokens.
+        effects_by_patch = runs.measure_effects(patch_specs, report=report).T.numpy()
+        n_pairs = len(effects_by_patch)
+        by_span = effects_by_patch.reshape(n_pairs, len(units), len(spans))
         at_all_tokens = by_span[..., 0]
         at_each_token = by_span[..., 1:]
         effects = np.zeros((n_pairs, n_units))
-        effects[:, self._tried] = at_all_tokens
+        effects[:, self._patched_columns] = at_all_tokens
         if not self._options.positions:
             return {"effects": effects}
         positions = np.zeros((n_pairs, n_units, self._n_tokens))
-        positions[:, self._tried, first:] = at_each_token
+        positions[:, self._patched_columns, first_token:] = at_each_token
         return {"effects": effects, "positions": positions}
 
-    def _leave_out_broken(self, measured: Measured) -> Measured:
-        """Return the pairs on which all that was measured is a number; add the others to the problems."""
-        is_sound = np.ones(len(measured["number"]), np.bool_)
+    def _drop_nonfinite_pairs(self, measured: Measured) -> Measured:
+        """Return the measurements of the pairs whose values are all finite; add the other pairs to the problems."""
+        is_finite = np.ones(len(measured["pair_index"]), np.bool_)
         for values in measured.values():
             rows = values.reshape(len(values), -1)
-            is_sound &= np.isfinite(rows).all(1)
-        for number in measured["number"][~is_sound].tolist():
-            pair = self._read_pairs[number].pair
+            is_finite &= np.isfinite(rows).all(1)
+        for index in measured["pair_index"][~is_finite].tolist():
+            pair = self._read_pairs[index].pair
             self._problems.append(Problem(pair.source, pair.line, "the model computes NaN or infinity"))
-        if not is_sound.any():
+        if not is_finite.any():
             raise AttnscopeError(
                 "on every pair the model computes NaN or infinity", "try --dtype float32"
             )
-        return _select(measured, is_sound)
+        return _select_pairs(measured, is_finite)
 
-    def _paths(self, columns: Sequence[int]) -> list[HeadPath]:
-        """Return the paths from some units: to the logits, and to queries, keys and values of those in later layers."""
+    def _list_paths(self, columns: Sequence[int]) -> list[HeadPath]:
+        """Return the paths from each of some units to the logits, and to the inputs of those in later layers."""
         paths: list[HeadPath] = []
         senders = [self._units[column] for column in columns]
         for sender in senders:
             kind, layer = sender.layer_key
             paths.append(HeadPath(sender))
-            for later, by in product(senders, READS):
-                if later.layer_key[0] != kind or later.layer_key[1] <= layer:
+            for later_unit, by in product(senders, RECEIVER_INPUTS):
+                if later_unit.layer_key[0] != kind or later_unit.layer_key[1] <= layer:
                     continue
-                # Several heads may read one key/value head: the path counts once. A unit is found by its first head.
-                reader = self._readers[by][later.layer_key, later.heads.start]
-                path = HeadPath(sender, PatchSpec(reader, by))
+                # Find the receiving unit by the first head of the later unit. Heads that share a key/value head have
+                # the same receiver, so list the path once.
+                receiver = self._receivers[by][later_unit.layer_key, later_unit.heads.start]
+                path = HeadPath(sender, PatchSpec(receiver, by))
                 if path not in paths:
                     paths.append(path)
         return paths
 
     # From effects to tables
 
-    def _heads(self, averages: Measured, total: Floats, rows: NDArray[np.int64]) -> Table:
-        """Return the table of heads, each with the values of its unit; `rows` has the unit of each head, (head,)."""
+    def _head_table(self, averages: Measured, total: Floats, unit_of_head: NDArray[np.int64]) -> Table:
+        """Return the table of heads. Each head has the values of its unit, which `unit_of_head`, (head,), tells."""
         columns = make_head_columns(self._options.by, self._options.direction)
-        # (unit,), then a row for each head of a unit.
-        # The column of q-values has another name here than in the table of paths.
+        # The columns of values, (unit,). The q-values are named `effect_q` here, and `q` in the table of paths.
         values = _effects_and_shares(averages["effects"], total)
         values["effect_q"] = values.pop("q")
         if "estimated" in averages:
             columns.append(ATTRIBUTION_COLUMN)
-            values |= _columns("attribution", *pair_means(averages["estimated"]))
-        units = [self._units[row] for row in rows]
+            values |= _bound_columns("attribution", *pair_means(averages["estimated"]))
+        units = [self._units[row] for row in unit_of_head]
         return Table.of_arrays(
             columns,
             kind=[unit.layer_key[0] for unit in units],
             layer=[unit.layer_key[1] for unit in units],
             head=list(chain.from_iterable(unit.heads for unit in self._units)),
             patched_with=[unit.name for unit in units],
-            **{name: of_units[rows] for name, of_units in values.items()},
+            **{name: by_unit[unit_of_head] for name, by_unit in values.items()},
         )
 
-    def _table_of_pairs(self, pairs: Sequence[ReadPair], measured: Measured) -> Table:
-        """Return the texts of pairs, the answers as they are spelled, and the logit differences."""
+    def _pair_table(self, pairs: Sequence[ReadPair], measured: Measured) -> Table:
+        """Return the table of pairs: their texts, their answers spelled as text, and their logit differences."""
         rows = []
         for number, read in enumerate(pairs):
             row = {
@@ -364,15 +373,15 @@ class _Study:
                 "corrupt_difference": measured["corrupt"][number],
             }
             for side in ("right", "wrong"):
-                answers = [spell_answer(self._model, answer) for answer in getattr(read, side)]
+                answers = [spell_answer(self._model, answer) for answer in getattr(read, f"{side}_ids")]
                 row[side] = ", ".join(answers)
             rows.append(row)
         return Table.of(Patching.TABLES["pairs"], rows)
 
-    # What the result says of itself
+    # Notes and description of the corpus
 
-    def _notes(self, n_pairs: int, total: Floats) -> list[str]:
-        """Say what a reader must know of the shares, of the number of pairs, and of how heads were patched."""
+    def _make_notes(self, n_pairs: int, total: Floats) -> list[str]:
+        """Return notes on missing shares, mirrored pairs, slow reruns, and heads that are patched together."""
         notes = []
         reason = _why_no_shares(total)
         if reason:
@@ -392,8 +401,8 @@ class _Study:
             )
         return notes
 
-    def _corpus(self, pairs: Sequence[ReadPair], complete: bool) -> dict[str, Any]:
-        """Return what the result says of its texts."""
+    def _describe_corpus(self, pairs: Sequence[ReadPair], is_complete: bool) -> dict[str, Any]:
+        """Return the description of the pairs that the result holds: sources, counts, hash and problems."""
         texts = []
         for pair in pairs:
             texts += [pair.clean, pair.corrupt]
@@ -405,32 +414,33 @@ class _Study:
             "sha256": self._pairs.sha256,
             "problems": [asdict(problem) for problem in self._problems],
             "unknown_words": UnknownWords.find(self._model.tokenizer, texts).note,
-            "complete": complete,
+            "complete": is_complete,
         }
 
 
-def _select(measured: Measured, rows: NDArray[Any]) -> Measured:
-    """Return what was measured of some pairs."""
+def _select_pairs(measured: Measured, rows: NDArray[Any]) -> Measured:
+    """Return the measurements of some pairs."""
     return {name: values[rows] for name, values in measured.items()}
 
 
 def _measure_paths(
     paths: Sequence[HeadPath], runs: PairRuns, report: Callable[[float], None]
 ) -> Measured:
-    """Return the effects of paths on a batch, (pair, path); those of a sender follow each other, the logits first."""
+    """Return the effects of paths on a batch, (pair, path). `paths` lists each sender's path to the logits first."""
     effects: list[Tensor] = []
     for sender in dict.fromkeys(path.sender for path in paths):
         report(len(effects) / len(paths))
-        # Change what one head writes, and see how far the logits and each reader carry it.
-        reached, to_logits = runs.isolate(sender)
-        effects.append(to_logits)
+        # Patch the sender's output with all other heads frozen. Then patch each receiver alone with the activations
+        # that result.
+        later_activations, effect_on_logits = runs.isolate_sender(sender)
+        effects.append(effect_on_logits)
         receivers = [path.receiver for path in paths if path.sender == sender and path.receiver]
-        effects += runs.effects(receivers, reached)
+        effects += runs.measure_effects(receivers, later_activations)
     return {"effects": torch.stack(effects, 1).numpy()}
 
 
-def _table_of_paths(paths: Sequence[HeadPath], effects: Floats, total: Floats) -> Table:
-    """Return the table of paths, of their effects, (observation, path), and the total effect, (observation,)."""
+def _path_table(paths: Sequence[HeadPath], effects: Floats, total: Floats) -> Table:
+    """Return the table of paths from their effects, (observation, path), and the total effect, (observation,)."""
     return Table.of_arrays(
         Patching.TABLES["paths"],
         sender=[path.sender.name for path in paths],
@@ -440,19 +450,19 @@ def _table_of_paths(paths: Sequence[HeadPath], effects: Floats, total: Floats) -
     )
 
 
-def _table_of_totals(averages: Measured, total: Floats) -> Table:
-    """Return the mean logit differences of both runs, and the total effect."""
+def _total_table(averages: Measured, total: Floats) -> Table:
+    """Return the table of the mean logit differences of both runs and the mean total effect, clean - corrupt."""
     values = np.stack([averages["clean"], averages["corrupt"], total], 1)
     return Table.of_arrays(
         Patching.TABLES["whole"],
         quantity=["clean", "corrupt", "total"],
         value_count=[len(total)] * 3,
-        **_columns("value", *pair_means(values)),
+        **_bound_columns("value", *pair_means(values)),
     )
 
 
 def _rank_agreement(measured: Measured) -> float | None:
-    """Return the rank correlation of effects and estimates; None if fewer than three heads have both."""
+    """Return the rank correlation of effects and estimates; None if fewer than three units have both."""
     tried = np.isfinite(measured["effects"]).all(0)
     if "estimated" not in measured or tried.sum() < 3:
         return None
@@ -465,38 +475,38 @@ def _rank_agreement(measured: Measured) -> float | None:
 # Means over observations
 
 
-def observations_of(pairs: Sequence[ReadPair]) -> list[list[int]]:
-    """Return the rows of the pairs of each observation.
+def group_observations(pairs: Sequence[ReadPair]) -> list[list[int]]:
+    """Return the rows of the pairs of each observation, such as [[0, 3], [1], [2]].
 
-    The mirror image of a pair has its two texts the other way round, and tells little that the pair does not: both are
-    one observation.
+    The mirror image of a pair has the clean and the corrupt text swapped. It adds little information, so the two pairs
+    are one observation.
     """
-    # Both texts in no order: those of a mirror image are the same.
+    # A set of both texts has no order: a pair and its mirror image have the same set.
     rows: dict[frozenset[bytes], list[int]] = {}
     for row, pair in enumerate(pairs):
-        rows.setdefault(frozenset(pair.ids), []).append(row)
+        rows.setdefault(frozenset(pair.id_bytes), []).append(row)
     return list(rows.values())
 
 
-def average(values: NDArray[Any], observations: Sequence[list[int]]) -> Floats:
+def average_observations(values: NDArray[Any], observations: Sequence[list[int]]) -> Floats:
     """Return the means of values, (pair, …), over the pairs of each observation, (observation, …)."""
     return np.stack([values[rows].mean(0) for rows in observations])
 
 
-def _columns(name: str, mean: Floats, low: Floats, high: Floats, *_: Floats) -> dict[str, Floats]:
-    """Return means and the ends of their intervals as the columns of a quantity."""
+def _bound_columns(name: str, mean: Floats, low: Floats, high: Floats, *_: Floats) -> dict[str, Floats]:
+    """Return means and the ends of their intervals as columns, such as effect, effect_low and effect_high."""
     return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def _effects_and_shares(effects: Floats, total: Floats) -> dict[str, Floats]:
-    """Return the columns of effects, (observation, quantity), and of their shares of the total, (observation,)."""
-    # Means over observations, (quantity,).
+    """Return the columns of effects, (observation, unit or path), and of their shares of the total, (observation,)."""
+    # Means over observations, (unit,) or (path,).
     mean, low, high, p = pair_means(effects)
     shares = shares_of_total(effects, total[:, None])
     counts = np.isfinite(mean) * float(len(total))
     return {
-        **_columns("effect", mean, low, high),
-        **_columns("share", *shares),
+        **_bound_columns("effect", mean, low, high),
+        **_bound_columns("share", *shares),
         "effect_count": counts,
         "share_count": counts,
         "q": benjamini_hochberg(p),
@@ -504,24 +514,24 @@ def _effects_and_shares(effects: Floats, total: Floats) -> dict[str, Floats]:
 
 
 def _why_no_shares(total: Floats) -> str:
-    """Say why effects have no shares of the total, (observation,); "" = they have."""
-    n = len(total)
-    if n < 2:
+    """Say why effects have no shares of the total effect, (observation,); "" = they have shares."""
+    n_observations = len(total)
+    if n_observations < 2:
         return "Effects have no shares of the total effect: one pair does not tell how sure it is."
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = total.std(ddof=1) / np.sqrt(n)
+        error = total.std(ddof=1) / np.sqrt(n_observations)
         strength = float(np.abs(total.mean()) / error)
-    weakest = min_total_strength(n)
+    weakest = min_total_strength(n_observations)
     if strength >= weakest:
         return ""
     return (
         f"Effects have no shares of the total effect, which is {strength:.1f} standard errors away from 0. With "
-        f"{n} pairs it must be {weakest:.1f}, as shares of a weaker one are too often wrong."
+        f"{n_observations} pairs it must be {weakest:.1f}, as shares of a weaker one are too often wrong."
     )
 
 
-def _largest(values: Floats, n: int) -> list[int]:
-    """Return the columns, ascending, with the n largest absolute means over pairs of values, (pair, unit)."""
-    # NumPy's sorting puts NaN last: units that were not tried are chosen last.
+def _find_largest(values: Floats, n: int) -> list[int]:
+    """Return the n columns, ascending, of `values` (pair, unit) with the largest absolute means over pairs."""
+    # NumPy sorts NaN last, so units that were not patched are chosen last.
     order = np.argsort(-np.abs(values.mean(0)), kind="stable")
     return sorted(order[:n].tolist())

@@ -65,9 +65,9 @@ from attnscope.studies.relations.links import (
     LinkMeasurer,
     LinkText,
     MeasuredPart,
-    Reasons,
-    facts_of,
-    shape_of,
+    UnmeasuredLinks,
+    head_grid_shape,
+    make_link_facts,
 )
 from attnscope.studies.relations.study import build_result
 from attnscope.studies.run import run_blocks
@@ -125,7 +125,7 @@ def sound_relations(
     # Measure how well the heads that follow the words time them. Their number is known, but each half ranks its own.
     try:
         n_heads = len(result.alignment_heads)
-        times = _time_words(run.done, shape_of(model, "cross"), n_heads, report)
+        times = _time_words(run.done, head_grid_shape(model, "cross"), n_heads, report)
     except KeyboardInterrupt:
         return replace(result, corpus={**result.corpus, "complete": False})
     n_words = sum(len(timing.rows) for timing in word_timings)
@@ -252,7 +252,7 @@ def _read_recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             continue
         rule_hits = _count_rule_hits(links, len(words), n_frames)
         # Assign the recording to a half. Without a document, recordings with the same sound are of one source.
-        halves, is_first = half_splitter.deal(document or digest)
+        halves, is_first = half_splitter.assign(document or digest)
         text_hits = TextHits(RELATION, halves, is_first, len(links), rule_hits)
         # The first word is not timed, see `Timing`. `source` holds the index of the link's word.
         timed_links = [link for link in links if link.link.source[0] > 0]
@@ -270,7 +270,7 @@ def _read_recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             timing=timing,
         )
         link_text = LinkText(
-            0, text.source, text.line, n_texts=1, n_tokens=len(links), pieces=(linked_recording,)
+            0, text.source, text.line, n_texts=1, n_tokens=len(links), linked_chunks=(linked_recording,)
         )
         yield LinkBlock((link_text,), unmeasured)
 
@@ -289,7 +289,7 @@ def _place_words(
     first_row: int,
     n_frames: int,
     frame_s: float,
-) -> tuple[list[AlignedLink], Reasons]:
+) -> tuple[list[AlignedLink], UnmeasuredLinks]:
     """Link each word, from the rows in which it is written to the frames in which it is spoken.
 
     Args:
@@ -312,7 +312,7 @@ def _place_words(
     # `tokens_of_word` has the tokens of each word. `unit_of_word` has only words that share no token with another word.
     units = WordUnits(spans, target)
     links = []
-    unmeasured: Reasons = Counter()
+    unmeasured: UnmeasuredLinks = Counter()
     for number, (tokens, word) in enumerate(zip(units.tokens_of_word, words, strict=True)):
         spoken_frames = _frames_of(word, frame_s)
         # The end of the last word may be rounded up to the frame after the sound.
@@ -365,12 +365,12 @@ class SoundMeasurer(LinkMeasurer):
         )
         run_probe(self._model, linked_recording.reading, probe)
         weights_by_layer = probe.maps["cross"]
-        link_facts = facts_of(batch, "cross")
+        link_facts = make_link_facts(batch, "cross")
         # (cell, head, 2) per layer: hits and mass in each cell; here there is one cell, of the one relation.
         sums_by_layer = {
             layer: score_links(weights, link_facts) for layer, weights in weights_by_layer.items()
         }
-        hits, broken = self.hits_of_pieces(batch, sums_by_layer)
+        hits, broken = self.split_hits(batch, sums_by_layer)
         # (layer · head, row, frame)
         head_weights = torch.cat([weights_by_layer[layer] for layer in sorted(weights_by_layer)], 1)[0]
         standardised_weights = standardise_weights(head_weights.numpy())
@@ -409,12 +409,12 @@ def _time_words(
     """
     # For the recordings of each half, rank all heads on the other half: the most accurate first. Heads with little
     # attention on the words come last, whatever their accuracy.
-    chosen_on, scored_on, dealt_units = part.halve(RELATION)
+    chosen_on, scored_on, dealt_units = part.sum_halves(RELATION)
     heads_by_half = []
     for other_half in (CorpusHalf([scored_on]), CorpusHalf([chosen_on])):
         # There is one relation, so (1, head) becomes (head,).
-        (accuracy,) = other_half.hits.ratio()
-        (mass,) = other_half.mass.ratio()
+        (accuracy,) = other_half.head_hits.ratio()
+        (mass,) = other_half.head_mass.ratio()
         heads_by_half.append(np.lexsort((-accuracy, mass < MIN_MASS)))
     # Which entry of `Timing.halves` counts: 0 if whole sources were split into halves, 1 if recordings were.
     split_index = ("sources", "texts").index(dealt_units)

@@ -22,7 +22,7 @@ from attnscope.questions.relations import Relations, RelationsOptions
 from attnscope.results.table import Table
 from attnscope.studies.inputs.texts import ReportProgress, share_read
 from attnscope.studies.relations.evidence import THRESHOLDS, judge
-from attnscope.studies.relations.links import Linker, LinkMeasurer, MeasuredPart, shape_of
+from attnscope.studies.relations.links import Linker, LinkMeasurer, MeasuredPart, head_grid_shape
 from attnscope.studies.run import CorpusRun, run_blocks
 from attnscope.studies.workers import Workers
 
@@ -82,7 +82,7 @@ def relations(
     corpus_run = run_blocks(
         partial(LinkMeasurer, kind=kind),
         (model,),
-        map(linker.block, blocks),
+        map(linker.make_block, blocks),
         MeasuredPart(),
         workers=(workers,) if workers else None,
         report=report,
@@ -132,7 +132,7 @@ def build_result(
     sums = corpus_run.done
     # `left_out` holds the texts on which the model computes NaN or infinity. Refuse if no other text is left.
     sums.left_out.require_some_left(sums.n_texts, model.info)
-    tables, grids = judge(sums, kind, shape_of(model, kind))
+    tables, grids = judge(sums, kind, head_grid_shape(model, kind))
     corpus = {
         **corpus_run.corpus(texts, model.info),
         **corpus_facts,
