@@ -207,7 +207,7 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(run, tmp_path, tin
     assert told["complete"]
     assert [text["line"] for text in told["texts"]] == [1, 4]
     assert [failure["line"] for failure in told["failed"]] == [2, 3]
-    assert re.search(r"^failed: .*texts\.jsonl, line 2: ", err, re.M)
+    assert re.search(r"^failed: .*texts\.jsonl, line 2: ", err, re.MULTILINE)
     assert err.splitlines()[-2] == "error: 2 texts could not be read or drawn"
     assert not (tmp_path / "out" / folder_name(1, "a\0b")).exists()
     assert "line 3" in (tmp_path / "out" / "index.html").read_text()

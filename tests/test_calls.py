@@ -44,7 +44,7 @@ def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on():
     call = call_of()
     probe = keep_calls([0])
     output = probe(call)
-    assert output.shape == call.value.shape[:1] + (6, 40, 5)
+    assert output.shape == (*call.value.shape[:1], 6, 40, 5)
     probe(replace(call, layer=1))
     assert list(probe.maps["decoder"]) == [0]
     kept = probe.maps["decoder"][0]

@@ -30,7 +30,7 @@ def test_help_and_version_are_on_stdout(run):
         result = run(*arguments)
         assert (result.status, result.err) == (0, "")
         assert "Usage" in result.out
-    assert "several of npz, json, py\n" in run("learn", "trace", "-h").out
+    assert "Formats: npz, json, py\n" in run("learn", "trace", "-h").out
     result = run()
     assert result.status == 2
     assert "Usage" in result.out

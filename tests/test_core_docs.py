@@ -19,17 +19,17 @@ NUMBERS = re.compile(r"\b(Tensor|NDArray|Floats|Array|Float|float|Shaped)\b")
 
 SHAPE = re.compile(
     r"\([^()\"]*(\([^()]*\)[^()\"]*)*[,*…][^()\"]*\)|\(\w+,?\)|\(…?\)|\bshape\b|\bflat\b|\bsquare\b",
-    re.I,
+    re.IGNORECASE,
 )
 """A shape in words: (batch, n_heads, query, key), (token,), "the shape of p"."""
 
 REFERENCE = re.compile(
-    r"\b(as (for|in|of|to|by)|likewise|see|as `|the same|its|of the same|broadcast)", re.I
+    r"\b(as (for|in|of|to|by)|likewise|see|as `|the same|its|of the same|broadcast)", re.IGNORECASE
 )
 """Said elsewhere: "As for `tiles`." """
 
 
-SOURCE = re.compile(r"\b(1[89]|20)\d\d\b|\bours\b|et al\.|ITU|CIE\b|IEC", re.I)
+SOURCE = re.compile(r"\b(1[89]|20)\d\d\b|\bours\b|et al\.|ITU|CIE\b|IEC", re.IGNORECASE)
 
 
 def modules():
@@ -77,7 +77,9 @@ def sections(thing):
 def arguments(thing):
     """What is said of each argument."""
     said = sections(thing).get("Args", "")
-    entries = re.split(r"^ {4}(?=\w+: )", textwrap.indent(textwrap.dedent(said), "    "), flags=re.M)
+    entries = re.split(
+        r"^ {4}(?=\w+: )", textwrap.indent(textwrap.dedent(said), "    "), flags=re.MULTILINE
+    )
     return {name: text for name, _, text in (entry.partition(":") for entry in entries if ":" in entry)}
 
 
@@ -141,7 +143,7 @@ def test_it_says_the_shapes_of_arrays(name):
 def test_it_says_what_it_raises(name):
     thing, _ = PUBLIC[name]
     said = sections(thing).get("Raises", "")
-    unsaid = {error for error in raised(thing) if not re.search(rf"^ *{error}:", said, re.M)}
+    unsaid = {error for error in raised(thing) if not re.search(rf"^ *{error}:", said, re.MULTILINE)}
     assert not unsaid, name
 
 

@@ -306,9 +306,9 @@ def test_every_command_runs(page, monkeypatch, capfd):
     if page.name == "formats.md":
         told = set(re.findall(r"`([^`\n]+)`", page.read_text("utf-8")))
         entries = re.findall(
-            r"^  (\S.*?)(?:  | \S+ \S+$|$)", (ROOT / "docs/tables.md").read_text("utf-8"), re.M
+            r"^  (\S.*?)(?:  | \S+ \S+$|$)", (ROOT / "docs/tables.md").read_text("utf-8"), re.MULTILINE
         )
-        told |= set(re.findall(r"^(\w+)$", (ROOT / "docs/tables.md").read_text("utf-8"), re.M))
+        told |= set(re.findall(r"^(\w+)$", (ROOT / "docs/tables.md").read_text("utf-8"), re.MULTILINE))
         told |= {name for entry in entries for name in entry.split(", ")}
         unnamed = sorted(names_in_files(Path()) - told)
         assert not unnamed, f"docs/formats.md does not name {unnamed}"
@@ -460,7 +460,9 @@ def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_a
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
     table = dict(
         re.findall(
-            r"^\| ([^|]+) \| (\d+) \| .* \|$", (ROOT / "docs/architectures.md").read_text("utf-8"), re.M
+            r"^\| ([^|]+) \| (\d+) \| .* \|$",
+            (ROOT / "docs/architectures.md").read_text("utf-8"),
+            re.MULTILINE,
         )
     )
     exact = sum(int(number) for result, number in table.items() if result.startswith("exact"))

@@ -76,13 +76,17 @@ def test_active_measures_leave_resting_keys_out():
 def measure_of_the_docs():
     """The files that the example of contributing.md changes, and what they hold then."""
     page = (ROOT / "docs" / "contributing.md").read_text("utf-8")
-    (diff,) = re.findall(r"```diff\n(.*?)```", page, re.S)
+    (diff,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
     assert len(diff.splitlines()) < 30
-    for path, hunks in re.findall(r"^\+\+\+ (\S+)\n(.*?)(?=^\+\+\+ |\Z)", diff, re.S | re.M):
+    for path, hunks in re.findall(
+        r"^\+\+\+ (\S+)\n(.*?)(?=^\+\+\+ |\Z)", diff, re.DOTALL | re.MULTILINE
+    ):
         text = (ROOT / path).read_text("utf-8")
-        for after, added in re.findall(r"^ (.*\n)((?:\+.*\n)+)", hunks, re.M):
+        for after, added in re.findall(r"^ (.*\n)((?:\+.*\n)+)", hunks, re.MULTILINE):
             assert text.count("\n" + after) == 1, after
-            text = text.replace("\n" + after, "\n" + after + re.sub(r"^\+", "", added, flags=re.M))
+            text = text.replace(
+                "\n" + after, "\n" + after + re.sub(r"^\+", "", added, flags=re.MULTILINE)
+            )
         yield path, text
 
 

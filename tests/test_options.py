@@ -223,7 +223,7 @@ def told(parameter):
         *parameter.secondary_opts,
         *limits,
         parameter.default,
-        parameter.help,
+        "formats" if parameter.name == "formats" else parameter.help,
         panel,
     )
 

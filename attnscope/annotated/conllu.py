@@ -133,7 +133,7 @@ def _parse_sentence(lines: Sequence[str], first_line: int, document: int) -> _Se
         except ParseException as error:
             raise AnnotationError(f"{error} {shorten(line)}", number) from None
         # A row has no field for a column that its line lacks.
-        if "deprel" not in row:
+        if "misc" not in row:
             raise AnnotationError(f"{len(row)} columns, not 10: {shorten(line)}", number)
         # Parsed IDs: 3 for a word, (3, "-", 4) for a multiword token, (3, ".", 1) for an empty node.
         next_word = len(rows) + 1

@@ -61,7 +61,7 @@ class FileOptions(PrintingOptions):
         "--out",
         default=None,
     )
-    formats: str | None = option("Files: several of {formats}.", "-f", "--format", default=None)
+    formats: str | None = option("Formats: {formats}.", "-f", "--format", default=None)
     columns: tuple[str, ...] = option(
         "Columns of csv, latex and md, such as layer,head,role.",
         default=(),
@@ -104,7 +104,7 @@ class FileOptions(PrintingOptions):
 class DrawingOptions:
     """Hold the options for drawing figures."""
 
-    PANEL: ClassVar[str] = "DrawingOptions"
+    PANEL: ClassVar[str] = "Drawing"
 
     width: str | None = option(
         "Width of each figure: inches, 85mm, 8.5cm, column (3.3 inches) or page (6.9).  [default: as wide as needed]",
