@@ -64,8 +64,9 @@ class Sizes:
     unembedding: str = ""
     # Whether a d_model x d_model linear map follows the last layer
     pooler: bool = False
-    # All parameters, counted in the model as transformers builds it; None = to be computed from the sizes
-    n_parameters: int | None = None
+    # The number of all parameters, counted in the model as transformers builds it; None = computed from the sizes.
+    # Records save the fields of this class by name.
+    counted: int | None = None
     # What a reader of the numbers must know, one sentence each
     notes: tuple[str, ...] = ()
 
@@ -176,9 +177,9 @@ def change_sizes(sizes: Sizes, **new_sizes: Any) -> Sizes:
     # Add a note on the changes. Of a counted model, only the sizes of attention are known.
     change_list = ", ".join(f"{name} {value}" for name, value in changes.items())
     note = f"{sizes.name} with {change_list}"
-    if sizes.n_parameters is not None:
+    if sizes.counted is not None:
         note += "; what is no attention is left as it was"
-    return replace(sizes, **changes, n_parameters=None, notes=(*sizes.notes, note))
+    return replace(sizes, **changes, counted=None, notes=(*sizes.notes, note))
 
 
 # Families ---------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ OTHER_PARAMETERS = (
     CostFormula("pooler", "pooler", "pooler · (d_model² + d_model)"),
     CostFormula("unembedding", "unembedding", "is_own · vocab_size · d_model"),
 )
-"""Parameters outside attention. They are computed only if `Sizes.n_parameters` is None."""
+"""Parameters outside attention. They are computed only if `Sizes.counted` is None."""
 
 ATTENTION_SHARE = CostFormula(
     "attention_share", "attention's share of them", "(projections + projection_biases) / parameters"
@@ -176,7 +176,7 @@ def cost(
     costs.compute(ATTENTION_PARAMETERS, "parameters", unit="parameters")
     # List all parameters: the number that was counted in the model, or else the sum of its parts.
     what = "all parameters"
-    if sizes.n_parameters is None:
+    if sizes.counted is None:
         costs.compute(OTHER_PARAMETERS, "parameters", unit="parameters")
         # The projections of one layer are listed too, but they are part of the projections of all layers.
         total = costs.sum("parameters") - costs.facts["projections_per_layer"]
@@ -184,7 +184,7 @@ def cost(
         if not sizes.vocab_size:
             what = "all but the embeddings"
     else:
-        total = sizes.n_parameters
+        total = sizes.counted
         formula = "counted in the model, built without weights"
     costs.put(CostFormula("parameters", what, formula), total, "parameters", unit="parameters")
     costs.compute([ATTENTION_SHARE], "parameters", unit="share")
