@@ -127,7 +127,7 @@ class Output:
         notes = list(record.run.get("notes", ()))
         formats = self.formats
         # Large attention weights are saved only if the user named a format for them. Only records of attention maps
-        # have a `glance`, the image in a notebook.
+        # have a `render_first_figure`, the image in a notebook.
         if self.kind.glance and not self.has_named_formats:
             size = sum(array.nbytes for array in record.arrays().values())
             if size > MAX_SAVED_BYTES:
@@ -196,7 +196,7 @@ def plan(
         AttnscopeError: The folder cannot be written.
     """
     kind = KINDS[kind_name]
-    # Only records of attention maps, which have a `glance`, can be drawn in the terminal.
+    # Only records of attention maps, which have a `render_first_figure`, can be drawn in the terminal.
     known_formats = (*kind.formats, TERMINAL_FORMAT) if kind.glance else kind.formats
     output = _plan_files(
         kind,

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.intervals import mean_interval, predicted_interval
 from attnscope.core.sums import RunningSums
-from attnscope.questions.head_lines import EVEN_NATS, WIDEST
+from attnscope.questions.head_lines import MAX_INTERVAL_WIDTH, MIN_NATS_TO_EXPLAIN
 from attnscope.studies.heads.measure_intervals import MIN_ACTIVE_SHARE, measure_intervals
 
 Floats = NDArray[np.float64]
@@ -223,10 +223,10 @@ def simulate_lines(numbers: Mapping[str, NDArray[Any]], n_texts: int, n_draws: i
         sample = sums_of(times, loss, nats, n_texts).sample()
         low, high = predicted_interval(sample, times @ mass / n_texts, n_texts)
         every.add(low, high)
-        sure.add(low, high, high - np.maximum(low, 0) <= WIDEST)
+        sure.add(low, high, high - np.maximum(low, 0) <= MAX_INTERVAL_WIDTH)
         least, most = mean_interval(sample)
         students.add(1 - most, 1 - least)
-    is_told = nats.mean(0) >= EVEN_NATS * mass.mean(0)
+    is_told = nats.mean(0) >= MIN_NATS_TO_EXPLAIN * mass.mean(0)
     covered, covered_sure = (np.where(is_told, each.coverage(n_draws), np.nan) for each in (every, sure))
     worst = int(np.nanargmin(covered))
     is_active = (mass.mean(0) >= MIN_ACTIVE_SHARE) & is_told

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.text import Text as Written
 
 from attnscope.drawing.canvas import Canvas
-from attnscope.questions.heads import ROLES as ROLE_COLUMNS
+from attnscope.questions.heads import ROLE_EVIDENCE_COLUMNS as ROLE_COLUMNS
 from attnscope.questions.heads import Heads
 from attnscope.report.figures import pages
 from attnscope.results.table import Column, Estimate, Table

@@ -10,8 +10,8 @@ import numpy as np
 from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import Style
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.heatmap_figures import plates_of
-from attnscope.questions.heatmap_plates import draw_plates
+from attnscope.questions.heatmap_figures import make_figures
+from attnscope.questions.heatmap_plates import draw_figures
 from attnscope.questions.maps import MapPart
 from attnscope.questions.places import Picture
 from attnscope.results.result import Result
@@ -135,12 +135,14 @@ def simple(n: int = 4, *, layers: int = 2, heads: int = 3, seed: int = 0, **fiel
 def page_of(record: Any, stem: str, query: str | None = None, **style: Any) -> MapsPage:
     """The page of one of a record's figures."""
     how = Style(**{"scale": record.usual_scale, **style})
-    return next(page for name, page in draw_plates(plates_of(record, how, query), how) if name == stem)
+    return next(
+        page for name, page in draw_figures(make_figures(record, how, query), how) if name == stem
+    )
 
 
 def stems(record: Any, query: str | None = None) -> list[str]:
     """The names of the files of a record's figures."""
-    return [plate.stem for plate in plates_of(record, query=query)]
+    return [plate.stem for plate in make_figures(record, query=query)]
 
 
 def looking_record(seed: int = 0, opening: Sequence[str] = ("<s>",)) -> Heatmap:

@@ -16,7 +16,7 @@ import attnscope
 from attnscope.drawing.cells import overlay
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.heatmap_figures import plates_of
+from attnscope.questions.heatmap_figures import make_figures
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import find_links
 from attnscope.questions.map_changes import renormalise
@@ -76,7 +76,7 @@ def test_strongest_links_are_those_of_numpy_outside_sinks():
     weights[:, :, 0] = weights[:, :, :, 0] = 0
     weights[:, :, range(4), range(4)] = 0
     expected = np.sort(weights.max((2, 3)).ravel())[::-1]
-    assert [link.weight for link in find_links(record_of(attention), most=6)] == pytest.approx(
+    assert [link.weight for link in find_links(record_of(attention), max_links=6)] == pytest.approx(
         expected.tolist()
     )
 
@@ -103,7 +103,7 @@ def test_means_over_heads_and_layers_are_those_of_numpy(over, axis, pick):
     assert mean.mean_name == mean.changes[-1]
     assert mean.average("all") is mean
     assert stems(mean) == ["mean"]
-    assert mean.mean_name in next(iter(plates_of(mean))).title
+    assert mean.mean_name in next(iter(make_figures(mean))).title
     mean.save("mean.npz")
     again = load("mean.npz")
     assert isinstance(again, Heatmap)
@@ -227,7 +227,7 @@ def test_without_sinks_rows_are_divided_by_what_other_keys_get(run):
     np.testing.assert_allclose(load("out")["weights"], renormalise(weights), atol=1e-6)
     record = load("out")
     assert record.changes == ("without_sinks",)
-    assert "special tokens get nothing" in str(next(iter(plates_of(record))).figure.notes)
+    assert "special tokens get nothing" in str(next(iter(make_figures(record))).figure.notes)
     run("show", "whole", "--without-sinks", "-o", "again", "-f", "npz")
     np.testing.assert_array_equal(load("again")["weights"], record["weights"])
 

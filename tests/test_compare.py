@@ -11,7 +11,7 @@ import torch
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.questions.distances import texts_line
+from attnscope.questions.distances import describe_texts
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import align, compare_heads, compare_texts
@@ -87,7 +87,7 @@ class TestAllHeads:
         for name, values in once.grids.items():
             np.testing.assert_array_equal(values, often.grids[name])
         assert often.corpus["n_copies"] == len(TEXTS) + 1
-        said = [texts_line(often), *often.report().problems]
+        said = [describe_texts(often), *often.report().problems]
         assert sum("left out" in line for line in said) == 1
 
     @pytest.mark.parametrize(("measure", "hides"), [*product(MEASURES, (False, True))])

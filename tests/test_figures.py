@@ -16,8 +16,8 @@ from attnscope.drawing import layout, lettering
 from attnscope.drawing.canvas import MARK_COLOR
 from attnscope.drawing.style import SCALES, Style
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heatmap_figures import plates_of
-from attnscope.questions.heatmap_plates import draw_plates
+from attnscope.questions.heatmap_figures import make_figures
+from attnscope.questions.heatmap_plates import draw_figures
 from tests.processes import python
 from tests.record_helpers import RUN, map_of, page_of, record_of, simple, stems, tokens_of
 
@@ -270,8 +270,8 @@ def test_records_never_leak_into_each_other():
     records = variations()
 
     def pixels(some):
-        plates = itertools.chain(*(plates_of(record, Style(), "@1") for record in some))
-        return [page.render_pixels().tobytes() for _, page in draw_plates(plates, Style())]
+        plates = itertools.chain(*(make_figures(record, Style(), "@1") for record in some))
+        return [page.render_pixels().tobytes() for _, page in draw_figures(plates, Style())]
 
     fresh = [pixels([record]) for record in records]
     for one, other in itertools.combinations(fresh, 2):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.questions.head_roles import idle_line, idle_rows
+from attnscope.questions.head_roles import describe_idle_heads, find_idle_heads
 from attnscope.results.table import Estimate, Table, number
 from tests.conftest import csv_rows
 from tests.findings_helpers import NAN, Head, described_findings, fake_findings, head, of, role
@@ -142,6 +142,8 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations():
         values = {**heads.values}
         values |= {name: np.tile(array, len(kinds)) for name, array in effects.values.items()}
         found = replace(found, tables={**found.tables, "heads": Table(columns, values)})
-        assert idle_rows(found).tolist() == [idle for _, idle in cases] * len(kinds)
+        assert find_idle_heads(found).tolist() == [idle for _, idle in cases] * len(kinds)
         names = [f"{kind} L0H{n}" if len(kinds) > 1 else f"L0H{n}" for kind in kinds for n in (0, 2)]
-        assert idle_line(found).endswith(": " + ", ".join(f"{name} (previous token)" for name in names))
+        assert describe_idle_heads(found).endswith(
+            ": " + ", ".join(f"{name} (previous token)" for name in names)
+        )

@@ -3,15 +3,15 @@
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.questions.head_lines import require_sort, sort_heads
+from attnscope.questions.head_lines import order_heads, require_sort
 from tests.findings_helpers import described_findings
 
 
 def test_heads_come_in_the_order_that_is_asked_for():
     found = described_findings(3, 4)
     order = [*range(12)]
-    assert sort_heads(found, "layer") == order
-    assert sort_heads(found, "explained") == [*order[:1:-1], 0, 1]  # what is unknown comes last
+    assert order_heads(found, "layer") == order
+    assert order_heads(found, "explained") == [*order[:1:-1], 0, 1]  # what is unknown comes last
     with pytest.raises(UsageError, match="there is no order"):
         require_sort("size")
 

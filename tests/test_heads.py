@@ -8,7 +8,7 @@ import attnscope
 from attnscope.core import catalogue
 from attnscope.errors import AttnscopeError
 from attnscope.models.own.glass_box import roles_by_head as own_roles
-from attnscope.questions.head_roles import role_notes
+from attnscope.questions.head_roles import explain_roles
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import MIN_FIRM_TEXTS
 from attnscope.studies.heads.study import heads
@@ -144,7 +144,7 @@ def test_units_change_no_value(own, monkeypatch):
     text = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
     whole, wanted = study_tallies(own, [text])
     assert whole.corpus["effective_texts"] == 1
-    assert "cut long ones into chunks (--chunk 512)" in role_notes(whole)[0]
+    assert "cut long ones into chunks (--chunk 512)" in explain_roles(whole)[0]
     monkeypatch.setattr(catalogue, "QUERIES_PER_UNIT", 64)
     found, tallies = study_tallies(own, [text])
     assert 4 < found.corpus["effective_texts"] <= -(-found.corpus["n_tokens"] // 64)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console, Group
 
-from attnscope.questions.head_roles import MARKS, RoleGrid, marks_of
+from attnscope.questions.head_roles import MARKS, RoleGrid, choose_result_marks
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
 from attnscope.results.table import number as numbers
@@ -132,7 +132,7 @@ class TestGrid:
         lines = shown(grid, findings, width).splitlines()
         assert all(len(line) <= width for line in lines)
         rows = [line[3:] for line in lines if line.startswith("L1 ")]
-        marks = marks_of(findings)
+        marks = choose_result_marks(findings)
         wanted = [marks[one.roles[0].name].glyph for one in heads_in(findings) if one.layer == 1]
         assert [letter for row in rows for letter in row if letter not in " +"] == wanted
         if (width, n_heads) in ((80, 12), (80, 32)):

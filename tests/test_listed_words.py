@@ -47,5 +47,5 @@ def test_the_rows_of_what_a_model_wrote_are_answered_first():
     attention = record.maps[0]
     queries = replace(attention.queries, n_given=len(attention.queries) - 1)
     written = replace(record, maps=(replace(attention, queries=queries),))
-    assert {link.query for link in find_links(written, most=99)} == {queries.labels[-1]}
-    assert len({link.query for link in find_links(record, most=99)}) > 1
+    assert {link.query for link in find_links(written, max_links=99)} == {queries.labels[-1]}
+    assert len({link.query for link in find_links(record, max_links=99)}) > 1

@@ -11,7 +11,7 @@ import attnscope
 from attnscope.drawing.cells import MIN_BRIGHTNESS, overlay
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.heatmap_figures import query_of, query_patches, query_weights
+from attnscope.questions.heatmap_figures import find_query, weigh_keys, weigh_patches
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from tests.record_helpers import require_lossless, require_read, stems
@@ -123,16 +123,16 @@ def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record):
 
 def test_queries_are_named_by_place_and_by_name(record):
     attention = record.maps[0]
-    assert query_of(attention, None) == query_of(attention, "cls") == (0, "CLS")
-    assert query_of(attention, "2, 1")[0] == 1 + 2 * 3 + 1 == query_of(attention, "@8")[0]
-    assert query_of(attention, "mean")[0] == -1
+    assert find_query(attention, None) == find_query(attention, "cls") == (0, "CLS")
+    assert find_query(attention, "2, 1")[0] == 1 + 2 * 3 + 1 == find_query(attention, "@8")[0]
+    assert find_query(attention, "mean")[0] == -1
     with pytest.raises(AttnscopeError, match="no patch is '3,0'") as error:
-        query_of(attention, "3,0")
+        find_query(attention, "3,0")
     assert "from 0,0 to 2,2" in error.value.hint
     np.testing.assert_allclose(
-        query_weights(attention, (1, 2), -1), record.of(1, 2)[1:].astype(float).mean(0)
+        weigh_keys(attention, (1, 2), -1), record.of(1, 2)[1:].astype(float).mean(0)
     )
-    np.testing.assert_array_equal(query_patches(record, (1, 2), 8).ravel(), record.of(1, 2)[8, 1:])
+    np.testing.assert_array_equal(weigh_patches(record, (1, 2), 8).ravel(), record.of(1, 2)[8, 1:])
 
 
 def test_sheets_and_files(record, tmp_path):

@@ -12,7 +12,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import make_colour_ramps
-from attnscope.questions.heatmap_figures import plates_of, word_weights, words_of
+from attnscope.questions.heatmap_figures import choose_words, make_figures, weigh_keys_of_word
 from attnscope.senses.photos import read_photo
 from tests.record_helpers import require_lossless, stems
 from tests.vision_language_helpers import ACROSS, FAMILIES, noise, write_family
@@ -215,16 +215,16 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record):
     row = record.of(1, 2)[-1]
     for (i, j), place in np.ndenumerate(picture.cells):
         assert picture.over(row)[i, j] == row[place]
-    words, _ = words_of(record)
+    words, _ = choose_words(record)
     written = range(attention.queries.n_given, len(attention.queries))
     assert [word.tokens for word in words] == [
         (place,) for place in written if not attention.queries.special[place]
     ]
-    mean = word_weights(record, words[-1], record.chosen(attention))
+    mean = weigh_keys_of_word(record, words[-1], record.chosen(attention))
     np.testing.assert_allclose(
         mean, attention.weights[:, :, words[-1].tokens[0]].astype(float).mean((0, 1))
     )
-    drawn = next(plates_of(record))
+    drawn = next(make_figures(record))
     assert drawn.stem == "words"
     np.testing.assert_allclose(drawn.values[len(words) - 1], picture.over(mean), atol=1e-7)
     assert (
@@ -250,9 +250,9 @@ def test_figures_and_queries(record, tmp_path):
     assert stems(record, "table")[:3] == ["words", "words-small", "word-00-table"]
     first = record.maps[0].part[0]
     place = record.maps[0].queries.labels.index("table")
-    assert words_of(record, f"@{first + place}")[0][0].name == "table"
+    assert choose_words(record, f"@{first + place}")[0][0].name == "table"
     with pytest.raises(AttnscopeError, match="no word that looks at the pictures is 'zebra'"):
-        words_of(record, "zebra")
+        choose_words(record, "zebra")
     paths = record.only([(0, 1)]).draw(tmp_path, ["png"], query="table")
     names = ["words.png", "words-small.png", "word-00-table.png", "text-L00H01.png"]
     assert [path.name for path in paths] == names

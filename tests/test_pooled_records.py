@@ -10,7 +10,7 @@ from rich.console import Console
 from attnscope import load_record
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap_terminal import show
-from attnscope.questions.links import strongest_links
+from attnscope.questions.links import find_strongest_links
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, stems, tokens_of
 
@@ -112,6 +112,6 @@ def test_a_part_does_not_take_other_tokens_for_the_query_itself():
         keys=whole.keys.take(np.arange(2, 6)),
         part=(3, 2, 8, 8),
     )
-    links = strongest_links(record_of(part), part, (0, 0), 1)
+    links = find_strongest_links(record_of(part), part, (0, 0), 1)
     assert links == [(0, 0, pytest.approx(0.9))]
-    assert all((q, k) != (1, 2) for q, k, _ in strongest_links(record_of(part), part, (0, 0), 20))
+    assert all((q, k) != (1, 2) for q, k, _ in find_strongest_links(record_of(part), part, (0, 0), 20))

@@ -11,7 +11,7 @@ from scipy.io import wavfile
 import attnscope
 from attnscope.drawing.cells import pool_to_pixels
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heatmap_sounds import share_after_sound
+from attnscope.questions.heatmap_sounds import compute_share_after_sound
 from attnscope.senses.recordings import read_recording
 from tests.record_helpers import require_lossless, stems
 from tests.senses_helpers import speech, write_vision
@@ -55,7 +55,7 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record, whisper_f
     assert record.weights.shape == (2, 3, 8, 31)
     assert float(np.ptp(true)) > 0.1
     np.testing.assert_allclose(record.weights, true[..., :31], atol=2e-5)
-    assert share_after_sound(record, (1, 2)) == pytest.approx(
+    assert compute_share_after_sound(record, (1, 2)) == pytest.approx(
         true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5
     )
 
@@ -135,7 +135,7 @@ def test_recordings_of_many_kinds(tmp_path, whisper):
     assert made.weights.shape[3] == 50
     assert made.sound is not None
     assert made.sound.seconds == 1.0
-    assert share_after_sound(made, (0, 0)) < 1e-5
+    assert compute_share_after_sound(made, (0, 0)) < 1e-5
 
 
 def test_what_is_no_recording_is_one_line(tmp_path):

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from attnscope.questions.heatmap_terminal import show
-from attnscope.questions.links import sink_share, strongest_links
+from attnscope.questions.links import compute_sink_share, find_strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 ESC = "\x1b"
@@ -114,7 +114,7 @@ def test_strongest_links_are_those_of_a_plain_search(n, seed, special, kind):
         for k in range(n)
         if q not in sinks and k not in sinks and (q != k or kind == "cross") and weights[q, k] >= 0.005
     )
-    assert strongest_links(record_of(attention), attention, (1, 2)) == [
+    assert find_strongest_links(record_of(attention), attention, (1, 2)) == [
         (q, k, -w) for w, q, k in links[:3]
     ]
 
@@ -122,9 +122,9 @@ def test_strongest_links_are_those_of_a_plain_search(n, seed, special, kind):
 def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing():
     record = simple(4, layers=1, heads=1)
     record.maps[0].weights[0, 0] = [[0.5, 0, 0, 0.5], [0.1, 0.4, 0.4, 0.1], [0, 0, 0, 0], [0, 1, 0, 0]]
-    assert sink_share(record, record.maps[0], (0, 0)) == pytest.approx((1 + 0.2 + 0) / 3)
+    assert compute_sink_share(record, record.maps[0], (0, 0)) == pytest.approx((1 + 0.2 + 0) / 3)
     record.maps[0].weights[:] = 0
-    assert sink_share(record, record.maps[0], (0, 0)) == 0
+    assert compute_sink_share(record, record.maps[0], (0, 0)) == 0
 
 
 def test_tables_name_links_and_what_a_query_attends_to():

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.questions.atlas import Atlas
-from attnscope.questions.head_lines import sample_line
-from attnscope.questions.head_roles import marks_for
+from attnscope.questions.head_lines import describe_sample
+from attnscope.questions.head_roles import choose_marks
 from attnscope.questions.heads import Heads as HeadsResult
 from attnscope.report.numbers import largest_first, percent
 from attnscope.report.wording import label
@@ -86,7 +86,7 @@ def prepare_heads(record: HeadsResult | Atlas, findings: HeadsResult | None = No
         "heads": heads,
         "columns": _describe_columns(record, heads),
         **atlas_facts,
-        "sampled": sample_line(record),
+        "sampled": describe_sample(record),
     }
     return PageHeads([_pack(content), *cards], to_plain(_describe_roles(record, heads), _shorten))
 
@@ -122,7 +122,7 @@ def _describe_roles(record: HeadsResult | Atlas, heads: Sequence[Mapping[str, An
     """Return the marks of roles and the roles of each head, as `PageHeads.roles` has them."""
     meanings = record.options.get("roles", {})
     marks = {}
-    for role, mark in marks_for({*record.table("roles")["role"].tolist()}).items():
+    for role, mark in choose_marks({*record.table("roles")["role"].tolist()}).items():
         facts = meanings.get(role)
         meaning = str(facts.get("what", "")) if isinstance(facts, Mapping) else ""
         marks[role] = {"glyph": mark.glyph, "color": mark.color, "label": label(role), "what": meaning}

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.questions.head_lines import is_described, sort_heads
-from attnscope.questions.heads import ROLES
+from attnscope.questions.head_lines import is_described, order_heads
+from attnscope.questions.heads import ROLE_EVIDENCE_COLUMNS
 from attnscope.report.blocks import Note, Report, WordsColumn, rank_heads
 from attnscope.report.numbers import largest_first
 from attnscope.report.plain_text import cut
@@ -80,7 +80,7 @@ class Atlas(Result):
             number("map_x", "heads that attend alike stand near each other"),
             number("map_y", "heads that attend alike stand near each other"),
         ),
-        "roles": ROLES,
+        "roles": ROLE_EVIDENCE_COLUMNS,
         "tokens": (
             count("head", "the head", refers_to="heads"),
             text(
@@ -249,7 +249,7 @@ class Atlas(Result):
         """Return the rows of heads by "layer", "explained" or "entropy"; None = by what their descriptions explain."""
         heads = self.table("heads")
         if sort is not None or not is_described(self):
-            return sort_heads(self, sort)
+            return order_heads(self, sort)
         # The share that a description explains, (head,), times the KL divergence from uniform attention in nats: how
         # many nats the description explains. A head without a description comes last.
         explained = np.nan_to_num(heads["kl_explained"], nan=-1.0)

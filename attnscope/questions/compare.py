@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 from attnscope.questions import compare_texts
 from attnscope.questions.distances import (
-    MEASURES,
-    WITHOUT_SPECIAL,
-    distance_line,
-    distance_of,
-    three_decimals,
+    DISTANCE_NAMES,
+    WITHOUT_SPECIAL_SUFFIX,
+    find_distance,
+    format_distance,
+    name_distance,
 )
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, WordsColumn
 from attnscope.report.numbers import largest_first, with_interval
@@ -166,7 +166,7 @@ class Comparison(Result):
         super().require_whole()
         if self.compared not in _REPORTS:
             raise ValueError(f"it compares {self.compared[:40]!r}")
-        if self.distance_name.removesuffix(WITHOUT_SPECIAL) not in MEASURES:
+        if self.distance_name.removesuffix(WITHOUT_SPECIAL_SUFFIX) not in DISTANCE_NAMES:
             raise ValueError(f"it has a distance {self.distance_name[:40]!r}")
         if self.compared in ("picked", "texts"):
             compare_texts.require_texts(self)
@@ -205,10 +205,10 @@ def _make_heads_report(comparison: Comparison) -> Report:
     with_nearest = np.stack([most_isolated, nearest[most_isolated]], 1)
 
     answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
-    scale = f"0 to {distance_of(name).largest}"
+    scale = f"0 to {find_distance(name).max_text}"
     blocks: list[Block] = [
         _rank_pairs(
-            comparison, closest_pairs, f"most alike, by {distance_line(name)} ({scale})", " and "
+            comparison, closest_pairs, f"most alike, by {name_distance(name)} ({scale})", " and "
         ),
         _rank_pairs(comparison, with_nearest, "least like any other head", "; nearest "),
     ]
@@ -260,7 +260,7 @@ def _make_models_report(comparison: Comparison) -> Report:
     match_texts = [""] * len(names)
     matched = np.flatnonzero(match >= 0).tolist()
     for head in matched:
-        match_texts[head] = f"{other_names[match[head]]} {three_decimals(distances[head, match[head]])}"
+        match_texts[head] = f"{other_names[match[head]]} {format_distance(distances[head, match[head]])}"
     moved_words = (
         f"{comparison.moved().sum()} of {amount(len(matched), 'head')} match one of another number"
     )
@@ -269,12 +269,12 @@ def _make_models_report(comparison: Comparison) -> Report:
     if order:
         top_head = order[0]
         answer.append(
-            f"{names[top_head]} differs most from the head of its number: {three_decimals(value[top_head])}"
+            f"{names[top_head]} differs most from the head of its number: {format_distance(value[top_head])}"
         )
     heading = "distance to the head of the same number"
     blocks = [
         Ranking(
-            heading=f"the heads that differ most from those of the same number, by {distance_line(name)}",
+            heading=f"the heads that differ most from those of the same number, by {name_distance(name)}",
             header="head",
             names=names,
             table=heads,
@@ -326,7 +326,7 @@ def _rank_pairs(
     name = comparison.distance_name
     names = comparison.head_names
     # The header of the column, such as "hellinger w/o special".
-    header = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
+    header = name.replace(WITHOUT_SPECIAL_SUFFIX, "_w/o_special").replace("_", " ")
     row_heads, column_heads = pairs.T
     value, low, high = comparison.interval(f"distance:{name}")[row_heads, column_heads].T
     column = number(name, "distance of two heads", short=header)
@@ -344,7 +344,7 @@ def _rank_pairs(
 def _format_distance(comparison: Comparison, head: int, other: int) -> str:
     """Return the distance of two heads with its interval, if the interval is known."""
     estimates = comparison.interval(f"distance:{comparison.distance_name}")
-    return with_interval(estimates[head, other], three_decimals)
+    return with_interval(estimates[head, other], format_distance)
 
 
 _REPORTS = {

@@ -18,9 +18,14 @@ from numpy.typing import NDArray
 
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import amount
-from attnscope.questions.distances import distance_line, guide, texts_line, three_decimals
+from attnscope.questions.distances import (
+    describe_texts,
+    explain_distance,
+    format_distance,
+    name_distance,
+)
 from attnscope.questions.heatmap import MAX_ROW_SUM
-from attnscope.questions.heatmap_plates import axis_of
+from attnscope.questions.heatmap_plates import make_axis
 from attnscope.report.blocks import Block, CustomBlock, Grid, HeadMap, Report, WordsColumn, rank_heads
 from attnscope.report.numbers import largest_first
 from attnscope.report.panels import AXES, Panel, Panels
@@ -76,10 +81,10 @@ def make_report(
         fields: Further fields of `Report`. If `subtitle` is missing, source and subtitle name the corpus.
     """
     if "subtitle" not in fields:
-        source = texts_line(comparison)
+        source = describe_texts(comparison)
         fields["source"] = source
-        fields["subtitle"] = f"{distance_line(comparison.distance_name)} · {source}"
-    return report_on(comparison, answer, blocks, [*guide(comparison), *guides], **fields)
+        fields["subtitle"] = f"{name_distance(comparison.distance_name)} · {source}"
+    return report_on(comparison, answer, blocks, [*explain_distance(comparison), *guides], **fields)
 
 
 def _quote_text(comparison: Comparison, side: str) -> str:
@@ -124,7 +129,7 @@ def make_picked_report(comparison: Comparison) -> Report:
             f"the single head moves {mean_moved:.0%} of a row's weight away from the mean of the heads"
         )
 
-    axis = axis_of(_read_tokens(comparison, "first"))
+    axis = make_axis(_read_tokens(comparison, "first"))
     side_by_side = Panels(f"{listed} side by side", _make_panels(maps, axis))
     how_they_differ = Panels(
         f"{listed}: differences",
@@ -133,7 +138,7 @@ def make_picked_report(comparison: Comparison) -> Report:
     )
     blocks = [
         Grid(
-            heading=distance_line(comparison.distance_name),
+            heading=name_distance(comparison.distance_name),
             values=comparison.distance(),
             rows=names,
             columns=names,
@@ -160,7 +165,7 @@ def _say_distances(comparison: Comparison) -> str:
     # The distance of each pair, (pair,).
     distances = comparison.distance()[rows, columns]
     if len(names) == 2:
-        return f"{distance_line(comparison.distance_name)} {three_decimals(distances[0])}"
+        return f"{name_distance(comparison.distance_name)} {format_distance(distances[0])}"
     if not np.isfinite(distances).any():
         return ""
     nearest_index = int(np.nanargmin(distances))
@@ -168,8 +173,8 @@ def _say_distances(comparison: Comparison) -> str:
     nearest = f"{names[rows[nearest_index]]} and {names[columns[nearest_index]]}"
     farthest = f"{names[rows[farthest_index]]} and {names[columns[farthest_index]]}"
     return (
-        f"{nearest} are nearest ({three_decimals(distances[nearest_index])}), "
-        f"{farthest} farthest ({three_decimals(distances[farthest_index])})"
+        f"{nearest} are nearest ({format_distance(distances[nearest_index])}), "
+        f"{farthest} farthest ({format_distance(distances[farthest_index])})"
     )
 
 
@@ -283,8 +288,8 @@ def make_texts_report(comparison: Comparison) -> Report:
     if order:
         top_head = order[0]
         answer += [
-            f"{names[top_head]} differs most between the texts, {where_words}: distance {three_decimals(distances[0])} "
-            "(0 = no change, 1 = nothing in common)",
+            f"{names[top_head]} differs most between the texts, {where_words}: distance "
+            f"{format_distance(distances[0])} (0 = no change, 1 = nothing in common)",
             f"most where it looks from “{queries[top_head]}”: weight on {changes[top_head]}",
         ]
     both_texts = f"{_quote_text(comparison, 'first')}  →  {_quote_text(comparison, 'second')}"
@@ -292,8 +297,8 @@ def make_texts_report(comparison: Comparison) -> Report:
     if len(order) > 1:
         median, p90 = np.quantile(distances, (0.5, 0.9)).tolist()
         answer.append(
-            f"distance of {amount(len(order), 'head')}: median {three_decimals(median)}, "
-            f"90th percentile {three_decimals(p90)}"
+            f"distance of {amount(len(order), 'head')}: median {format_distance(median)}, "
+            f"90th percentile {format_distance(p90)}"
         )
 
     # The ranking, then maps of all heads, then figures of weights. The names of the figures with maps, by column:
@@ -305,7 +310,7 @@ def make_texts_report(comparison: Comparison) -> Report:
         WordsColumn("query", queries),
         WordsColumn("the key that changes most", changes, wraps=True),
     ]
-    heading = f"the heads that change most, by {distance_line(comparison.distance_name)}"
+    heading = f"the heads that change most, by {name_distance(comparison.distance_name)}"
     blocks: list[Block] = [rank_heads(comparison, columns, order, heading=heading)]
     for name, figure in figures.items():
         blocks.append(
@@ -340,7 +345,7 @@ def _make_map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[
     # Differences of weights between aligned tokens, (query pair, key pair). A replaced token has both labels.
     labels = _name_keys(comparison, np.stack([aligned["first"], aligned["second"]]))
     first_tokens = _read_tokens(comparison, "first").take(aligned["first"])
-    axis = axis_of(replace(first_tokens, labels=tuple(labels)), marked_pairs.tolist())
+    axis = make_axis(replace(first_tokens, labels=tuple(labels)), marked_pairs.tolist())
     differences = {}
     for head in order[:_N_MAPPED_HEADS]:
         maps = []
@@ -360,7 +365,7 @@ def _make_map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[
     head = order[0]
     panels = []
     for side in _SIDES:
-        axis = axis_of(_read_tokens(comparison, side), aligned[side][marked_pairs].tolist())
+        axis = make_axis(_read_tokens(comparison, side), aligned[side][marked_pairs].tolist())
         weights = comparison.grids[f"weights:{side}"][head]
         panels.append(Panel(f"{names[head]}: {side} text", weights, axis, axis))
     yield CustomBlock(
@@ -380,12 +385,12 @@ def _make_rows_figure(comparison: Comparison, keys: MergedKeys, pair: int) -> Gr
     titles = []
     for head in order:
         # Divergences are squared distances.
-        change = three_decimals(math.sqrt(divergences[head]))
+        change = format_distance(math.sqrt(divergences[head]))
         titles += [f"{comparison.head_names[head]} · {change}: first text", "second text"]
     # The file and the title name the query by its token in the first text.
     query = int(comparison.table("aligned")["first"][pair])
     label = comparison.table("tokens:first")["token"][query]
-    notes = [f"heads: those whose row changes most here, by {distance_line(comparison.distance_name)}"]
+    notes = [f"heads: those whose row changes most here, by {name_distance(comparison.distance_name)}"]
     if len(shown_keys) < len(keys.names):
         notes.append(f"the {amount(len(shown_keys), 'key')} with the largest weights")
     return Grid(

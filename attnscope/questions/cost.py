@@ -1,4 +1,8 @@
-"""Declare the result on what attention costs: parameters, MACs and memory, each with its formula; and its report."""
+"""Declare the result of `attnscope cost`, and its report: the parameters, MACs and memory of a model's attention.
+
+A MAC is a multiply-accumulate: one multiplication and one addition in a matrix product. Each quantity has its formula.
+`studies.cost` computes the quantities.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,18 +17,18 @@ from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Column, number, text
 
-_GROUPS = {
+_GROUP_HEADINGS = {
     "parameters": "parameters",
     "per_token": "MACs per token of a text of {n:,} tokens",
     "memory": "memory for a text of {n:,} tokens",
 }
-"""The headings of the groups of quantities, in the order of the report; n is the length of the text."""
+"""The heading of each group of quantities, in the order of the report; {n} is the length of the text in tokens."""
 
 
-def _read_sizes(listed: str) -> dict[str, int]:
-    """Return the sizes in a list such as "d_model=768,n_heads=12", by name."""
+def _read_sizes(sizes_text: str) -> dict[str, int]:
+    """Parse a list such as "d_model=768,n_heads=12" into sizes by name."""
     sizes = {}
-    for entry in listed.split(","):
+    for entry in sizes_text.split(","):
         name, _, size = entry.partition("=")
         if not size.strip().isdecimal() or int(size) < 1:
             raise UsageError(
@@ -58,9 +62,9 @@ class CostOptions:
 
 
 class Cost(Result):
-    """Hold the parameters, operations and memory of a model's attention.
+    """Hold the parameters, MACs and memory of a model's attention.
 
-    Its `options` have the sizes, the length of the text (`n_tokens`), the precision (`dtype`) and notes.
+    `options` holds the `sizes` of the model, the length of the text (`n_tokens`), the precision (`dtype`) and `notes`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.cost/2"
@@ -78,12 +82,12 @@ class Cost(Result):
 
     @property
     def sizes(self) -> Mapping[str, Any]:
-        """Return the sizes of the model, by their names in a configuration."""
+        """Return the sizes of the model by name, such as `n_heads`. `kind`, the architecture, is the only text."""
         sizes: Mapping[str, Any] = self.options["sizes"]
         return sizes
 
     def value(self, name: str) -> int | float:
-        """Return the value of a quantity, such as "projections_per_layer": a whole number, unless it is a share.
+        """Return the value of a quantity, such as "projections_per_layer": a float if its unit is "share", else an int.
 
         Raises:
             AttnscopeError: There is no quantity of that name.
@@ -96,7 +100,7 @@ class Cost(Result):
         return value if table["unit"][row] == "share" else int(value)
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and sizes that lack a number."""
+        """Raise ValueError if the result is damaged: checks of `Result`, the sizes, and the length of the text."""
         super().require_whole()
         names = ("n_layers", "n_decoder_layers", "n_heads", "n_kv_heads", "d_head", "d_model")
         if not all(isinstance(self.sizes.get(name), int) for name in names):
@@ -105,41 +109,45 @@ class Cost(Result):
             raise ValueError("it does not say for how many tokens it is")
 
     def report(self, **shown: Any) -> Report:
-        """Return the report: attention's share of parameters and of MACs, then each quantity with its formula."""
+        """Return the report: attention's share of parameters and of MACs, then each quantity with its formula.
+
+        Options in `shown` change nothing: this report is always whole.
+        """
         guide = "MAC: a multiplication and an addition in a matrix product; norms and activations are left out"
         return report_on(
             self,
-            _answer(self),
-            _blocks(self),
+            _summarize(self),
+            _yield_blocks(self),
             [guide],
             source=f"sizes: {printable(self.run.get('source', ''), 300)}",
-            subtitle=_sizes_line(self),
+            subtitle=_describe_sizes(self),
             notes=[printable(note, 400) for note in self.options.get("notes", ())],
         )
 
 
-def _answer(cost: Cost) -> list[str]:
+def _summarize(cost: Cost) -> list[str]:
     """Say attention's share of parameters and MACs, the sizes of the model, and the memory that attention takes."""
-    n = f"{cost.options['n_tokens']:,}"
-    # MACs of attention per token, as a share of all MACs.
-    quantities = ("projections_per_token", "scores_per_token", "values_per_token")
-    share = sum(map(cost.value, quantities)) / cost.value("per_token")
-    # Of "9.66 GB (9.00 GiB)" only the first unit.
-    scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]
-    first = (
+    n_tokens = f"{cost.options['n_tokens']:,}"
+    # MACs of attention per token ÷ all MACs per token.
+    attention_quantities = ("projections_per_token", "scores_per_token", "values_per_token")
+    mac_share = sum(map(cost.value, attention_quantities)) / cost.value("per_token")
+    # `abbreviate` returns two units, such as "9.66 GB (9.00 GiB)": keep the first.
+    scores_memory = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]
+    model_line = (
         f"{printable(cost.run.get('model', ''))}: attention is {cost.value('attention_share'):.0%} of "
-        f"{abbreviate(cost.value('parameters'), '')} parameters, and {share:.0%} of the multiply-accumulates "
-        f"(MACs) of a token at {n} tokens"
+        f"{abbreviate(cost.value('parameters'), '')} parameters, and {mac_share:.0%} of the multiply-accumulates "
+        f"(MACs) of a token at {n_tokens} tokens"
     )
-    memory = f"memory for the scores of one layer on {n} tokens in {cost.options['dtype']}: {scores}"
+    memory_line = f"memory for the scores of one layer on {n_tokens} tokens in {cost.options['dtype']}: {scores_memory}"
     if "kv_cache_bytes" in cost.table("quantities")["name"]:
-        memory += f"; KV cache: {abbreviate(cost.value('kv_cache_bytes'), 'bytes')}"
-    return [first, _sizes_line(cost), memory]
+        memory_line += f"; KV cache: {abbreviate(cost.value('kv_cache_bytes'), 'bytes')}"
+    return [model_line, _describe_sizes(cost), memory_line]
 
 
-def _sizes_line(cost: Cost) -> str:
+def _describe_sizes(cost: Cost) -> str:
     """Say how many layers and heads the model has, and their sizes."""
     sizes = cost.sizes
+    # Only an encoder-decoder counts its decoder layers apart.
     if sizes["n_decoder_layers"]:
         layers = f"{sizes['n_layers']} encoder and {sizes['n_decoder_layers']} decoder layers"
     else:
@@ -150,31 +158,31 @@ def _sizes_line(cost: Cost) -> str:
     return f"{printable(sizes.get('kind', ''))}, {layers}, {heads}, d_model {sizes['d_model']}"
 
 
-def _blocks(cost: Cost) -> Iterator[Block]:
-    """Show a table for each group of quantities, then with --all the formula behind each number."""
+def _yield_blocks(cost: Cost) -> Iterator[Block]:
+    """Yield a table for each group of quantities, then the formula behind each number, which needs --all."""
     table = cost.table("quantities")
-    names = table["what"].tolist()
-    formulas = []
+    descriptions = table["what"].tolist()
+    formula_lines = []
     for formula, numbers in zip(table["formula"].tolist(), table["numbers"].tolist(), strict=True):
-        formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
+        formula_lines.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
     values = list(map(abbreviate, table["value"].tolist(), table["unit"].tolist()))
     value_column = WordsColumn("value", values, right=True)
-    for group, title in _GROUPS.items():
-        rows = np.flatnonzero(table["group"] == group).tolist()
+    for group, heading in _GROUP_HEADINGS.items():
+        group_rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(
-            heading=title.format(n=cost.options["n_tokens"]),
+            heading=heading.format(n=cost.options["n_tokens"]),
             header="",
-            names=names,
+            names=descriptions,
             table=table,
             columns=[value_column],
-            order=rows,
-            n_printed=len(rows),
+            order=group_rows,
+            n_printed=len(group_rows),
         )
     yield Ranking(
         heading="formulas",
         printed="with --all",
         header="",
-        names=names,
+        names=descriptions,
         table=table,
-        columns=[value_column, WordsColumn("formula", formulas, wraps=True)],
+        columns=[value_column, WordsColumn("formula", formula_lines, wraps=True)],
     )

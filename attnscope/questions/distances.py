@@ -1,4 +1,7 @@
-"""Name the distances between heads, and explain them in the reports of comparisons. `core.distance` computes them."""
+"""Name the distances between heads, and explain them in the reports of comparisons.
+
+A distance between two heads compares their attention rows, query by query. `core.distance` computes the distances.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Distance(NamedTuple):
-    """Hold how a report explains a distance.
+    """Hold the words with which a report explains a distance.
 
     Attributes:
-        label: What people call it.
+        label: Its name in sentences.
         meaning: How it is computed, and its range.
-        largest: Its largest value as it is printed: that of two rows without a common key.
+        max_text: Its upper limit as printed, reached by two rows that share no key.
     """
 
     label: str
     meaning: str
-    largest: str
+    max_text: str
 
 
 DISTANCES = {
@@ -40,44 +43,45 @@ DISTANCES = {
         "0.83",
     ),
 }
-MEASURES = tuple(DISTANCES)
-"""The distances that an option may name."""
+DISTANCE_NAMES = tuple(DISTANCES)
+"""The names of distances that the option --measure accepts."""
 
-WITHOUT_SPECIAL = "_without_special"
-"""The ending of a distance that leaves out special tokens, such as "hellinger_without_special"."""
+WITHOUT_SPECIAL_SUFFIX = "_without_special"
+"""The suffix of a distance that leaves out special tokens, as in "hellinger_without_special"."""
 
-three_decimals = partial(fixed, decimals=3)
+format_distance = partial(fixed, decimals=3)
 """Write a distance with three decimals."""
 
 
-def distance_of(name: str) -> Distance:
-    """Return a distance by its name, with or without special tokens."""
-    return DISTANCES[name.removesuffix(WITHOUT_SPECIAL)]
+def find_distance(name: str) -> Distance:
+    """Return the distance of a name, with or without the suffix."""
+    return DISTANCES[name.removesuffix(WITHOUT_SPECIAL_SUFFIX)]
 
 
-def distance_line(name: str) -> str:
-    """Return a distance as reports name it, such as "Hellinger distance, without special tokens"."""
-    label = distance_of(name).label
-    return f"{label}, without special tokens" if name.endswith(WITHOUT_SPECIAL) else label
+def name_distance(name: str) -> str:
+    """Return the name of a distance for reports, such as "Hellinger distance, without special tokens"."""
+    label = find_distance(name).label
+    return f"{label}, without special tokens" if name.endswith(WITHOUT_SPECIAL_SUFFIX) else label
 
 
-def guide(comparison: Comparison) -> list[str]:
-    """Return the lines that explain a comparison's distance: its meaning, its intervals, and the tokens left out."""
+def explain_distance(comparison: Comparison) -> list[str]:
+    """Return lines that explain the distance of a comparison: its meaning, its intervals, and the tokens left out."""
     name = comparison.distance_name
-    lines = [distance_of(name).meaning]
+    lines = [find_distance(name).meaning]
+    # The array of lower ends is missing, or NaN, if the distance has no intervals.
     if np.isfinite(comparison.grids.get(f"distance_low:{name}", np.nan)).any():
         lines.append("in brackets: 95% interval over texts")
-    if name.endswith(WITHOUT_SPECIAL):
-        kind = comparison.table("heads")["kind"].tolist()[0]
+    if name.endswith(WITHOUT_SPECIAL_SUFFIX):
+        attention_kind = comparison.table("heads")["kind"].tolist()[0]
         lines.append(
-            f"without {hidden_tokens(kind)}: rows are divided by what is left of them (one with less than 1% left is "
-            "left out)"
+            f"without {hidden_tokens(attention_kind)}: rows are divided by what is left of them (one with less than 1% "
+            "left is left out)"
         )
     return lines
 
 
-def texts_line(comparison: Comparison) -> str:
-    """Return the text on which heads were compared, or the number of texts and their sources."""
+def describe_texts(comparison: Comparison) -> str:
+    """Return the text on which heads were compared, in quotes; of several texts, their number and their sources."""
     text = comparison.corpus.get("text")
     if isinstance(text, str):
         return f"“{printable(text, 160)}”"

@@ -1,8 +1,17 @@
 """Say in one line what each head does, and list the evidence for it.
 
 A line joins the head's roles and its description, such as "previous token: the previous token (69%; uniform 34%); then
-nouns 1.6× (door, key); rests 24% on [CLS]". A description is a series of terms, the strongest first, then what the head
-rests on: its sinks. `studies.describe` fits it. `questions.heads` and `questions.atlas` report these lines.
+nouns 1.6× (door, key); rests 24% on [CLS]". Here the only role is "previous token", with a colon after it.
+
+The description is a series of terms, the strongest first. Here the first term says: 69% of the attention goes to the
+previous token, where uniform attention would give it 34%. The second term says: nouns, such as door and key, get 1.6
+times what the first term predicts. Then the description names the head's sinks: keys such as [CLS], to which the head
+attends when it has nothing to do.
+
+`studies.describe` fits descriptions on half of the texts. "KL explained" is the share of the KL divergence between the
+head's attention and uniform attention that the line predicts on the other half.
+
+`questions.heads` and `questions.atlas` report these lines.
 """
 
 import math
@@ -12,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attnscope.errors import amount, require_choice
-from attnscope.questions.head_roles import SINK_ROLES, RoleGrid, marks_of
+from attnscope.questions.head_roles import SINK_ROLES, RoleGrid, choose_result_marks
 from attnscope.report.blocks import Block, CustomBlock, Note, Ranking, WordsColumn, rank_heads
 from attnscope.report.numbers import largest_first, percent, q_value, with_interval
 from attnscope.report.plain_text import cut
@@ -22,254 +31,278 @@ from attnscope.results.table import Floats, Table
 from attnscope.results.table import number as number_column
 
 SORTS = ("layer", "explained", "entropy")
-"""Orders of heads: as in the model, the best explained first, or the lowest entropy first."""
+"""The values of --sort: heads in the order of the model, the best explained first, or the lowest entropy first."""
 
-EVEN_NATS = 0.1
-"""A head whose KL from uniform attention is below this, in nats, spreads evenly: there is nothing to explain."""
+MIN_NATS_TO_EXPLAIN = 0.1
+"""If a head's KL from uniform attention is below this, in nats, there is nothing to explain: it is almost uniform."""
 
-WIDEST = 0.5
+MAX_INTERVAL_WIDTH = 0.5
 """If the interval of an explained share is wider than this, the texts are too few to tell that share."""
 
-_MAX_LISTED = 10
-"""The most heads that are listed if the user chose neither heads nor an order."""
+_MAX_INFORMATIVE_HEADS = 10
+"""How many heads are listed at most if the user chose neither heads nor an order: those with most to say."""
 
-_MAX_SORTED = 20
-"""The most heads that are listed in an order that the user chose."""
+_MAX_SORTED_HEADS = 20
+"""How many heads are listed at most, without --all, in an order that the user chose."""
 
-_SHORT_LINE = 36
-"""The most letters of a head's line in these lists; --all prints the whole line."""
+_MAX_SHORT_LETTERS = 36
+"""How many letters a short line has at most. Lists have short lines, and --all prints the full lines."""
 
-_SHARES = re.compile(r" \((\d+%; uniform )?\d+%\)")
-"""The shares of attention that a short line leaves out, such as " (69%; uniform 34%)"."""
+_BRACKETED_SHARES = re.compile(r" \((\d+%; uniform )?\d+%\)")
+"""Matches the shares of attention, which a short line leaves out, such as " (69%; uniform 34%)"."""
 
-_CUTS = re.compile(r"(?<=[,;]) (?![^(]*\))")
-"""The blanks at which a line may be cut: after a comma or semicolon outside brackets."""
+_CUT_POINTS = re.compile(r"(?<=[,;]) (?![^(]*\))")
+"""Matches the blanks at which a line may be cut: after a comma or semicolon outside brackets.
 
-_NEXT_TERM = re.compile(r"; (?:then|equally) ")
-"""The words between two terms of a description."""
+In "nouns 1.6× (door, key); rests 24% on [CLS]" that is the blank before "rests", not the one before "key".
+"""
 
-_EXACT = ("previous token", "next token", "self token")
-"""Roles that name one distance. The first term of such a head's description names the same distance."""
+_TERM_SEPARATOR = re.compile(r"; (?:then|equally) ")
+"""Matches the words between two terms: the next term is weaker ("then") or as strong ("equally")."""
+
+_ONE_DISTANCE_ROLES = ("previous token", "next token", "self token")
+"""Roles of heads that attend at one distance between query and key, such as 1 for the previous token.
+
+The first term of such a head's description names the same distance, so a short line leaves the term out.
+"""
 
 
-def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterator[Block]:
-    """Show the heads with most to say, then with --all every head, the roles and their evidence.
+def yield_line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterator[Block]:
+    """Yield the blocks that list heads, each with its line: a short list, then with --all every head and its roles.
 
     Args:
-        result: The heads.
-        sort: One of `SORTS`; None = the heads with most to say first.
-        is_chosen: Whether the user picked heads: then every one of them is listed with its whole line.
+        result: The result; its table "heads" holds only the heads to show.
+        sort: One of `SORTS`; None = a short list of the heads with most to say.
+        is_chosen: Whether the user picked heads. Each picked head is listed with its full line.
     """
     heads = result.table("heads")
-    order = sort_heads(result, sort)
+    order = order_heads(result, sort)
     columns: list[str | WordsColumn] = []
     # The effect of ablating a head comes first, under the name of its quantity.
-    effect = _effect_column(result)
-    if effect:
-        columns.append(effect)
-    # Values of roles and explained shares have a column only if some head has one.
-    for words in (
-        WordsColumn("value [interval]", _role_values(result)),
-        WordsColumn("KL explained", _explained_shares(heads)),
+    effect_column = _find_effect_column(result)
+    if effect_column:
+        columns.append(effect_column)
+    # A column that is empty for every head is left out.
+    for words_column in (
+        WordsColumn("value [interval]", _format_role_values(result)),
+        WordsColumn("KL explained", _format_explained_shares(heads)),
     ):
-        if any(words.texts):
-            columns.append(words)
-    whole_lines = []
+        if any(words_column.texts):
+            columns.append(words_column)
+    full_lines = []
     short_lines = []
-    for row in range(len(heads)):
-        whole, short = _whole_and_short_line(heads, row)
-        whole_lines.append(whole)
-        short_lines.append(short)
-    whole_columns = [WordsColumn("what it does", whole_lines, wraps=True), *columns]
+    for head in range(len(heads)):
+        full_line, short_line = _make_lines(heads, head)
+        full_lines.append(full_line)
+        short_lines.append(short_line)
+    full_columns = [WordsColumn("what it does", full_lines, wraps=True), *columns]
     if is_chosen:
-        yield rank_heads(result, whole_columns, order, n_printed=len(order))
+        yield rank_heads(result, full_columns, order, n_printed=len(order))
     else:
-        # A list of short lines; every whole line follows with --all.
+        # First a list of short lines. The full lines follow with --all.
         columns.insert(0, WordsColumn("what it does", short_lines))
         if sort == "entropy" and "entropy_nats" in heads:
             columns.insert(0, "entropy_nats")
-        # Without an order of the user's, the heads with most to say; in such an order all, of which some are printed.
-        listed = order
+        # Without --sort the list holds only the heads with most to say. With --sort it holds all heads, of which the
+        # terminal prints the first `_MAX_SORTED_HEADS`.
+        listed_heads = order
         if sort is None:
-            listed = largest_first(_how_much_to_say(result), _MAX_LISTED)
-        yield rank_heads(result, columns, listed, n_printed=_MAX_SORTED)
-        yield _what_next(result, len(order) - len(listed))
+            listed_heads = largest_first(_score_heads(result), _MAX_INFORMATIVE_HEADS)
+        yield rank_heads(result, columns, listed_heads, n_printed=_MAX_SORTED_HEADS)
+        yield _suggest_command(result, len(order) - len(listed_heads))
         yield rank_heads(
             result,
-            whole_columns,
+            full_columns,
             order,
             heading="every head",
             printed="with --all",
             n_printed=0,
         )
-    # Roles as a grid of letters, and the numbers behind them.
+    # The first role of each head as a grid of letters, then the numbers behind all roles.
     if len(result.table("roles")):
-        grid = RoleGrid(result)
+        role_grid = RoleGrid(result)
         yield CustomBlock(
-            heading="first role of each head", printed="with --all", figure="roles", view=grid
+            heading="first role of each head", printed="with --all", figure="roles", view=role_grid
         )
-        yield _evidence(result)
+        yield _rank_evidence(result)
 
 
-def _how_much_to_say(result: Result) -> Floats:
-    """Return how many nats per query each head's line predicts, (head,); without lines, its largest role's value."""
+def _score_heads(result: Result) -> Floats:
+    """Return how much there is to say of each head, (head,), by which the list is ordered.
+
+    With descriptions it is the nats per query that the description predicts; without, the largest value of its roles.
+    """
     heads = result.table("heads")
     if is_described(result):
-        # The explained share of the KL outside sinks, times the attention outside sinks.
+        # Explained share × KL outside sinks × share of attention outside sinks.
         nats: Floats = np.maximum(heads["kl_explained"], 0) * heads["nats"] * heads["active_share"]
         return np.nan_to_num(nats)
-    # Values of roles are 0 or more. A head with only sink roles or diffuse gets -0.5, a head without any role -1.
-    values = np.where(heads["role"] == "", -1.0, -0.5)
+    # Values of roles are 0 or more. Below them rank heads with only uninformative roles (sinks, diffuse), at -0.5, then
+    # heads without a role, at -1.
+    role_values = np.where(heads["role"] == "", -1.0, -0.5)
     roles = result.table("roles")
-    is_telling = ~np.isin(roles["role"], (*SINK_ROLES, "diffuse"))
-    # Each other role raises its head's value, (head,), to its own if that is larger, and no NaN.
-    np.fmax.at(values, roles["head"][is_telling], roles["value"][is_telling])
-    return values
+    is_informative = ~np.isin(roles["role"], (*SINK_ROLES, "diffuse"))
+    # Give each head, (head,), the largest value of its informative roles; `fmax` ignores NaN.
+    np.fmax.at(role_values, roles["head"][is_informative], roles["value"][is_informative])
+    return role_values
 
 
-def _what_next(result: Result, n_unlisted: int) -> Note:
+def _suggest_command(result: Result, n_unlisted_heads: int) -> Note:
     """Say how many heads are not listed, and which command to run next."""
-    lines = [f"… {n_unlisted} more with --all"] if n_unlisted else []
-    # The next command can name a file again, and no text of the command line: only names of files have a dot.
-    sources = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
+    lines = [f"… {n_unlisted_heads} more with --all"] if n_unlisted_heads else []
+    # The command can only name files. `sources` holds the names of files, which have a dot; or, for texts from no file,
+    # only the word "texts".
+    file_names = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
     model = result.run.get("model")
-    # The default model needs no option.
+    # The default model, under either of its names, needs no option.
     model_option = "" if model in (None, "minilm", "all-MiniLM-L6-v2") else f" -m {printable(model)}"
     # Decoders without induction on plain text may show it on repeated text.
-    kinds = {*result.table("heads")["kind"].tolist()}
-    if kinds == {"decoder"} and "induction" not in result.table("roles")["role"] and sources:
+    attention_kinds = {*result.table("heads")["kind"].tolist()}
+    if (
+        attention_kinds == {"decoder"}
+        and "induction" not in result.table("roles")["role"]
+        and file_names
+    ):
         lines.append(
             f"next, heads that repeat what came before: attnscope heads --probe repeat{model_option}"
         )
-    elif sources:
+    elif file_names:
         lines.append(
-            f"next, the texts behind each line: attnscope atlas --file {printable(sources[0])}{model_option}"
+            f"next, the texts behind each line: attnscope atlas --file {printable(file_names[0])}{model_option}"
         )
     return Note(lines=lines)
 
 
-def _whole_and_short_line(heads: Table, row: int) -> tuple[str, str]:
-    """Return what a head does, in a whole line and in a short one that has at most `_SHORT_LINE` letters.
+def _make_lines(heads: Table, head: int) -> tuple[str, str]:
+    """Return the full line of a head, and a short line of at most `_MAX_SHORT_LETTERS` letters.
 
-    Without a description both name all roles.
+    A head without a description has two equal lines, which name all its roles.
     """
-    names = [name for name in str(heads["role"][row]).split("+") if name]
-    description = str(heads["description"][row]) if "description" in heads else ""
+    role_names = [name for name in str(heads["role"][head]).split("+") if name]
+    description = str(heads["description"][head]) if "description" in heads else ""
     if not description:
-        words = ", ".join(map(label, names)) or "unclassified"
-        return words, words
-    # A description names sinks itself.
-    roles = [label(name) for name in names if name not in SINK_ROLES]
-    whole = printable(description, 1000)
-    # What the other half of the texts says first, if that differs.
-    other_half = str(heads["other_half"][row])
+        role_text = ", ".join(map(label, role_names)) or "unclassified"
+        return role_text, role_text
+    # The description names the sinks, so sink roles are left out.
+    role_labels = [label(name) for name in role_names if name not in SINK_ROLES]
+    full_line = printable(description, 1000)
+    # "!" precedes the first term that the other half of the texts gives, if it differs.
+    other_half = str(heads["other_half"][head])
     if other_half:
-        whole += f" ! {printable(other_half, 200)}"
-    phrase = _SHARES.sub("", str(heads["summary"][row])) or description
-    if not roles:
-        return whole, _fit(_CUTS.split(phrase), _SHORT_LINE)
-    return f"{', '.join(roles)}: {whole}", _short_line(roles[0], phrase)
+        full_line += f" ! {printable(other_half, 200)}"
+    short_description = _BRACKETED_SHARES.sub("", str(heads["summary"][head])) or description
+    if not role_labels:
+        return full_line, _join_fitting(_CUT_POINTS.split(short_description), _MAX_SHORT_LETTERS)
+    return f"{', '.join(role_labels)}: {full_line}", _make_short_line(role_labels[0], short_description)
 
 
-def _short_line(role: str, phrase: str) -> str:
-    """Return a role and as much of a description as fits, without what the role says already."""
-    if role in _EXACT:
-        # "previous token": drop the first term, which names the same distance.
-        phrase = " ".join(_NEXT_TERM.split(phrase)[1:])
-        if not phrase:
+def _make_short_line(role: str, description: str) -> str:
+    """Return a role and as much of a short description as fits, without a term that repeats the role."""
+    if role in _ONE_DISTANCE_ROLES:
+        # "the previous token; then nouns" becomes "nouns": the role names the distance already.
+        description = " ".join(_TERM_SEPARATOR.split(description)[1:])
+        if not description:
             return role
-    parts = _CUTS.split(phrase)
-    # The role is followed by ": ".
-    room = _SHORT_LINE - len(role) - 2
-    # "previous token …": the next part does not fit, and the mark alone says that there is more.
-    if role in _EXACT and len(parts[0]) > room - 2:
+    parts = _CUT_POINTS.split(description)
+    # Two letters are for the ": " after the role.
+    max_letters = _MAX_SHORT_LETTERS - len(role) - 2
+    # Nothing but the role fits with the two letters of " …": write "previous token …", which says that there is more.
+    if role in _ONE_DISTANCE_ROLES and len(parts[0]) > max_letters - 2:
         return f"{role} …"
-    # "the first token and …" says the role itself.
-    if phrase.startswith(f"the {role}"):
-        return _fit(parts, _SHORT_LINE)
-    fitting = _fit(parts, room)
-    return f"{role}: {fitting}" if fitting else role
+    # A description such as "the first token and nouns" repeats the role "first token": write the description alone.
+    if description.startswith(f"the {role}"):
+        return _join_fitting(parts, _MAX_SHORT_LETTERS)
+    fitting_parts = _join_fitting(parts, max_letters)
+    return f"{role}: {fitting_parts}" if fitting_parts else role
 
 
-def _fit(parts: Sequence[str], room: int) -> str:
-    """Join as many parts of a line as fit into `room` letters; a first part that is too long is cut.
+def _join_fitting(parts: Sequence[str], max_letters: int) -> str:
+    """Join as many parts of a line as fit into `max_letters` letters, with " …" if any part is left out.
 
-    It loses its examples, such as " (door, key)", before it loses words.
+    A first part that is too long is cut: it loses its examples, such as " (door, key)", before it loses words.
     """
-    # Two letters are for " …".
-    room -= 2
-    line, *others = parts
-    if len(line) > room:
-        line = cut(re.sub(r" \([^)]*\)", "", line), room, at_word=True)
-    for part in others:
-        joined = f"{line} {part}"
-        if len(joined) > room:
+    # Two letters are for the " …".
+    max_letters -= 2
+    line, *other_parts = parts
+    if len(line) > max_letters:
+        line = cut(re.sub(r" \([^)]*\)", "", line), max_letters, at_word=True)
+    for part in other_parts:
+        longer_line = f"{line} {part}"
+        if len(longer_line) > max_letters:
             return line.rstrip(",;…") + " …"
-        line = joined
+        line = longer_line
     return line.rstrip(",;")
 
 
-def _role_values(result: Result) -> list[str]:
-    """Return the value of each head's first role other than sinks, with its interval; empty = it has no such role.
+def _format_role_values(result: Result) -> list[str]:
+    """Return the value of each head's strongest role, with its interval, such as "0.63 [0.60, 0.65]*".
 
-    A value of attention outside sinks is marked, "0.63 [0.60, 0.65]*"; `questions.heads` explains the mark.
+    Sink roles do not count. The text is empty for a head without another role. The mark "*" stands for a measure of
+    attention outside sinks.
     """
-    texts = [""] * len(result.table("heads"))
+    texts_by_head = [""] * len(result.table("heads"))
     roles = result.table("roles")
-    # Value, low and high end, (role, 3).
-    values = roles.interval("value")
-    # The roles of a head stand together, the strongest first.
-    for row, head in enumerate(roles["head"].tolist()):
-        if texts[head] or roles["role"][row] in SINK_ROLES:
+    # (value, low, high) of each role, (role, 3).
+    intervals = roles.interval("value")
+    # Roles of a head come strongest first, so the first one that is no sink role gives the text.
+    for role_row, head in enumerate(roles["head"].tolist()):
+        if texts_by_head[head] or roles["role"][role_row] in SINK_ROLES:
             continue
-        mark = "*" if roles["measure"][row].endswith("_active") else ""
-        tentative = " tentative" if roles["tentative"][row] else ""
-        texts[head] = with_interval(values[row]) + mark + tentative
-    return texts
+        # Measures of attention outside sinks have names that end in "_active", such as "induction_active".
+        mark = "*" if roles["measure"][role_row].endswith("_active") else ""
+        tentative = " tentative" if roles["tentative"][role_row] else ""
+        texts_by_head[head] = with_interval(intervals[role_row]) + mark + tentative
+    return texts_by_head
 
 
-def _explained_shares(heads: Table) -> list[str]:
-    """Return the share that each line explains, such as "68% [35, 84]"; "68% ?" = it has no interval."""
-    texts = [""] * len(heads)
+def _format_explained_shares(heads: Table) -> list[str]:
+    """Return the KL explained of each head, such as "68% [35, 84]", or "68% ?" without an interval.
+
+    The text is empty for a head that has nothing to explain.
+    """
+    texts_by_head = [""] * len(heads)
     if "kl_explained" not in heads:
-        return texts
+        return texts_by_head
     shares = heads.interval("kl_explained").tolist()
-    # Attention close to uniform leaves nothing to explain.
-    for row in np.flatnonzero(heads["nats"] >= EVEN_NATS).tolist():
-        explained, low, high = shares[row]
+    # Shares are (head, 3): value, low and high. Almost uniform attention leaves nothing to explain.
+    for head in np.flatnonzero(heads["nats"] >= MIN_NATS_TO_EXPLAIN).tolist():
+        explained, low, high = shares[head]
         if math.isnan(low):
-            texts[row] = f"{percent(explained)} ?"
+            texts_by_head[head] = f"{percent(explained)} ?"
         else:
             low_percent = max(round(100 * low), 0)
             high_percent = max(round(100 * high), 0)
-            texts[row] = f"{percent(explained)} [{low_percent}, {high_percent}]"
-    return texts
+            texts_by_head[head] = f"{percent(explained)} [{low_percent}, {high_percent}]"
+    return texts_by_head
 
 
-def _effect_column(result: Result) -> str:
-    """Return the name of the column of ablation effects (`heads --causal`); empty = no head was ablated."""
-    causal = result.options.get("causal")
-    name = f"zero_{causal.get('quantity')}" if isinstance(causal, Mapping) else ""
-    return name if name in result.table("heads") else ""
+def _find_effect_column(result: Result) -> str:
+    """Return the name of the column of zero-ablation effects (`heads --causal`), such as "zero_loss".
+
+    It is empty if no head was ablated.
+    """
+    ablation = result.options.get("causal")
+    column_name = f"zero_{ablation.get('quantity')}" if isinstance(ablation, Mapping) else ""
+    return column_name if column_name in result.table("heads") else ""
 
 
-def _evidence(result: Result) -> Block:
-    """Show each role's heads, the largest value first, with what the value had to exceed."""
+def _rank_evidence(result: Result) -> Block:
+    """Rank the heads of each role by value, with the threshold and the baseline that the value had to exceed."""
     roles = result.table("roles")
-    names = roles["role"].tolist()
-    # Roles come in the order of the legend: where each row's role stands in it, (row,).
-    legend = list(marks_of(result))
-    legend_places = np.array([legend.index(name) for name in names])
-    # How much of the head's attention a role's value counts: that outside sinks, or all.
-    shares = []
-    for share in roles["active_share"].tolist():
-        shares.append("all" if math.isnan(share) else percent(share))
+    role_names = roles["role"].tolist()
+    # Rows are ordered by role first, as in the legend: the position of each row's role there, (row,).
+    legend_roles = list(choose_result_marks(result))
+    legend_positions = np.array([legend_roles.index(name) for name in role_names])
+    # The share of the head's attention that a role's value is measured on: outside sinks, or all (NaN).
+    counted_shares = []
+    for active_share in roles["active_share"].tolist():
+        counted_shares.append("all" if math.isnan(active_share) else percent(active_share))
     sink_shares = result.table("heads")["resting_share"][roles["head"]]
     return Ranking(
         heading="the evidence for each role",
         printed="with --all",
         header="role",
-        names=list(map(label, names)),
+        names=list(map(label, role_names)),
         table=roles.with_column(number_column("baseline"), roles.companion("value", "baseline")),
         columns=[
             WordsColumn("head", np.array(result.head_names)[roles["head"]].tolist()),
@@ -278,9 +311,9 @@ def _evidence(result: Result) -> Block:
             "threshold",
             "baseline",
             WordsColumn("sink mass", list(map(percent, sink_shares.tolist()))),
-            WordsColumn("share", shares),
+            WordsColumn("share", counted_shares),
         ],
-        order=np.lexsort((-roles["value"], legend_places)).tolist(),
+        order=np.lexsort((-roles["value"], legend_positions)).tolist(),
         n_printed=len(roles),
         notes=[
             "a role's value must exceed its baseline and its threshold; share: how much of the head's attention the "
@@ -289,35 +322,40 @@ def _evidence(result: Result) -> Block:
     )
 
 
-def sample_line(result: Result) -> str:
-    """Return on which texts heads were described, such as "described from 274 texts (2,000 queries): …"."""
+def describe_sample(result: Result) -> str:
+    """Return on which texts heads were described, such as "described from 274 texts (2,000 queries): …".
+
+    The line is empty if heads were not described.
+    """
     sample = result.options.get("described")
     if not sample:
         return ""
-    # Texts that were sampled from the corpus; lines were fitted on some of them, and scored on the others.
+    # Descriptions are fitted on some of the texts that were sampled from the corpus, and scored on the others.
     n_sampled = sample["n_texts"]
     n_scored = sample["n_scored"]
     n_texts = result.corpus.get("n_texts")
-    texts = amount(n_sampled, "text")
+    texts_phrase = amount(n_sampled, "text")
     if isinstance(n_texts, int) and n_texts > n_sampled:
-        texts = f"{n_sampled:,} of {amount(n_texts, 'text')}"
-    queries = amount(sample["n_queries"], "query", "queries")
-    others = amount(n_scored, "other")
-    return f"described from {texts} ({queries}): fitted on {n_sampled - n_scored:,}, scored on {others}"
+        texts_phrase = f"{n_sampled:,} of {amount(n_texts, 'text')}"
+    return (
+        f"described from {texts_phrase} ({amount(sample['n_queries'], 'query', 'queries')}): "
+        f"fitted on {n_sampled - n_scored:,}, scored on {amount(n_scored, 'other')}"
+    )
 
 
-def description_notes(result: Result) -> list[str]:
-    """Say from which texts heads are described, how lines read, and how sure they are: one sentence each."""
+def explain_descriptions(result: Result) -> list[str]:
+    """Return sentences on the descriptions: their texts, their stability, their precision, and how to read them."""
     heads = result.table("heads")
     if not is_described(result):
         return []
-    notes = [sample_line(result)]
+    notes = [describe_sample(result)]
 
-    # Each half of the texts gives a head a first term. `other_half` is filled if the two differ. (head,)
-    differs = heads["other_half"] != ""
-    # A head without a term in either half does not count.
-    is_compared = differs | (heads["first_term"] != "")
-    n_different = int(differs.sum())
+    # A description is fitted on each half of the texts. The column "other_half" holds the first term of the second
+    # half if it differs from the column "first_term", else "". (head,)
+    is_different = heads["other_half"] != ""
+    # A head that has no term in either half cannot be compared.
+    is_compared = is_different | (heads["first_term"] != "")
+    n_different = int(is_different.sum())
     n_compared = int(is_compared.sum())
     if n_compared:
         mark = "; ! marks heads in which they differ" if n_different else ""
@@ -325,14 +363,15 @@ def description_notes(result: Result) -> list[str]:
             "stability: both halves of the texts have the same first term outside sinks in "
             f"{n_compared - n_different} of {amount(n_compared, 'head')}{mark}"
         )
-    # Heads whose explained share has a wide interval or none, NaN, for which every comparison is False. (head,)
+    # Without an interval, low and high are NaN. Comparisons with NaN are False, so these heads are unsure too. (head,)
     _, low, high = heads.interval("kl_explained").T
-    is_sure = high - np.maximum(low, 0) <= WIDEST
-    n_unsure = int((~is_sure & (heads["whole_nats"] >= EVEN_NATS)).sum())
+    is_sure = high - np.maximum(low, 0) <= MAX_INTERVAL_WIDTH
+    n_unsure = int((~is_sure & (heads["whole_nats"] >= MIN_NATS_TO_EXPLAIN)).sum())
     if n_unsure:
         notes.append(
             f"these texts cannot tell how much of {amount(n_unsure, 'head')} is explained: the interval is wider than "
-            f"{100 * WIDEST:.0f} points, or there is none (?); give more texts, as a head that mostly rests needs many"
+            f"{100 * MAX_INTERVAL_WIDTH:.0f} points, or there is none (?); give more texts, as a head that mostly "
+            "rests needs many"
         )
     notes.append(
         "nouns 1.6× (door, key): nouns, such as door and key, get 1.6 times what the rest of the line gives them; "
@@ -343,22 +382,22 @@ def description_notes(result: Result) -> list[str]:
 
 
 def is_described(result: Result) -> bool:
-    """Return whether heads have lines."""
+    """Return whether heads have descriptions."""
     return "description" in result.table("heads")
 
 
 def require_sort(sort: str | None) -> None:
-    """Refuse an order that is not in `SORTS`."""
+    """Raise a UsageError if an order is not in `SORTS`; None is allowed."""
     if sort is not None:
         require_choice("order", sort, SORTS)
 
 
-def sort_heads(result: Result, sort: str | None = None) -> list[int]:
-    """Return the rows of heads in an order of `SORTS`, undefined numbers last; None = as in the model."""
+def order_heads(result: Result, sort: str | None = None) -> list[int]:
+    """Return the rows of the table of heads in an order of `SORTS`, undefined numbers last; None = as in the model."""
     heads = result.table("heads")
-    values = np.zeros(len(heads))
+    sort_keys = np.zeros(len(heads))
     if sort == "entropy" and "entropy_nats" in heads:
-        values = heads["entropy_nats"]
+        sort_keys = heads["entropy_nats"]
     elif sort == "explained" and is_described(result):
-        values = -heads["kl_explained"]
-    return list(map(int, np.argsort(values, kind="stable")))
+        sort_keys = -heads["kl_explained"]
+    return list(map(int, np.argsort(sort_keys, kind="stable")))

@@ -1,4 +1,9 @@
-"""Show records of attention weights in the terminal: of a text, a pooled long text, a picture or a recording."""
+"""Show attention weights in the terminal: of a text, a pooled long text, a picture, a recording, or a rollout.
+
+A record holds the maps of a model on one input. A link is one weight, from a query to a key. Sinks are the tokens on
+which most heads rest, such as special tokens; links from and to sinks are left out. The maps of a long text are pooled:
+a cell stands for several tokens, and single weights are known only between distant tokens (far links).
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,15 +22,21 @@ from attnscope.drawing.inks import blend_colors
 from attnscope.errors import amount, safe
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.heatmap_figures import (
-    picture_share,
-    query_of,
-    query_patches,
-    query_weights,
-    word_weights,
-    words_of,
+    choose_words,
+    compute_picture_share,
+    find_query,
+    weigh_keys,
+    weigh_keys_of_word,
+    weigh_patches,
 )
-from attnscope.questions.heatmap_plates import Pair
-from attnscope.questions.links import FAINT, MIN_LINK, find_links, sink_share, strongest_links
+from attnscope.questions.heatmap_plates import LayerHead
+from attnscope.questions.links import (
+    FAINT_WEIGHT,
+    MIN_LINK_WEIGHT,
+    compute_sink_share,
+    find_links,
+    find_strongest_links,
+)
 from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN_QUERY, Sound
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, quote_token
@@ -40,19 +51,19 @@ _ASCII_SHADES = " .:+#@"
 _WHITE = "#ffffff"
 _BLUE = "#08306b"
 
-# Up to so many heads have their maps drawn, or all their far links listed.
-_MAX_LARGE = 4
-# If there are more heads, each has so many far links, without the text around them.
-_LINKS_OF_MANY = 2
-# A query's table has at most so many heads, those with the largest weights.
+# Up to so many heads have their maps drawn, or of a pooled text all their far links listed.
+_MAX_DRAWN_HEADS = 4
+# How many far links each of more heads has, without the text around them.
+_MAX_SHORT_LINKS = 2
+# How many heads the table of a query has at most: those with the largest weights.
 _MAX_QUERY_HEADS = 24
 # The widest label beside a map, in characters of the terminal.
-_LABEL_CELLS = 14
-# Between a label and its map: the token's number, with a space on both sides.
-_NUMBER_CELLS = 6
-# The smallest weight that has a shade.
-_MIN_SHOWN = 0.05
-# How many input tokens a row of a rollout names.
+_MAX_LABEL_WIDTH = 14
+# The width of the column between labels and map: a token's number, with a space on both sides.
+_NUMBER_WIDTH = 6
+# Smaller weights are blank.
+_MIN_SHADED_WEIGHT = 0.05
+# How many input tokens a row of a rollout's table names.
 _MAX_ORIGINS = 3
 
 
@@ -65,80 +76,84 @@ def show(
     prints_summary: bool = False,
     scale: str | None = None,
 ) -> RenderableType | None:
-    """Return a record's maps, and what one query attends to.
+    """Return a record's maps, and what a query attends to; None = there is nothing to show.
 
-    A few heads of a text are drawn with their labels; all heads are in a table with their strongest links. Maps wider
-    than the terminal are pooled: a column then shows the largest weight of several keys, and a line says so. With a
-    query there is a table of what it attends to; of many heads that alone.
+    If a text has few heads, their maps are drawn. A table lists all heads with their strongest links. If a map is wider
+    than the terminal, each column shows the largest weight of several keys, and a line says so. With a query there is a
+    table of what it attends to. If there are many heads, that table is shown alone.
 
     Args:
-        record: Of text, a long text pooled, pictures or sound.
-        console: Tells the width, and whether there are colours (NO_COLOR is respected).
-        draws_maps: Whether maps and tables are shown. Else only the table of the query is, and without a query nothing.
-        query: Names the tokens whose attention is shown. A pooled record has no rows of tokens, and is shown whole.
-        prints_summary: Whether the strongest links are listed, one a line, in place of all else; not if `draws_maps`.
-        scale: The scale of the figures, as `--scale` names it; None = as is usual for the record.
+        record: The maps of a text, a pooled long text, pictures or a recording.
+        console: Its width and colours are respected (and NO_COLOR).
+        draws_maps: Whether to show maps and tables of heads. If not, only the table of the query is shown.
+        query: Names the tokens whose attention is shown. A pooled record, which has no rows of tokens, ignores it.
+        prints_summary: Whether to list only the strongest links, one per line; ignored if `draws_maps`.
+        scale: The option --scale of the figures; None = the usual scale of the record.
     """
     if prints_summary and not draws_maps:
-        return _answer(record, console, query, scale or record.usual_scale)
+        return _list_strongest_links(record, console, query, scale or record.usual_scale)
     if not draws_maps and query is None:
         return None
     if isinstance(record, PooledHeatmap):
-        return Group(*_pooled(record))
+        return Group(*_show_pooled_maps(record))
     if record.picture is not None:
-        return Group(*_picture(record, query))
+        return Group(*_show_picture(record, query))
     if record.pictures:
-        return Group(*_words(record, query))
+        return Group(*_show_words(record, query))
     # Text: maps, then what the query attends to.
-    tables = [] if query is None else query_tables(record, query)
+    tables = [] if query is None else make_query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
     # Hundreds of lines of maps would hide the tables.
     if not draws_maps or (tables and n_heads > _MAX_QUERY_HEADS):
         return Group(*tables)
-    return Group(*_maps(record, console), *tables, *_word_times(record.sound))
+    return Group(*_show_text_maps(record, console), *tables, *_show_word_times(record.sound))
 
 
-def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None, scale: str) -> Text:
-    """Return the strongest links of different heads, one line each; if they are faint, the option that helps."""
-    # The tokens that the query names in any map.
+def _list_strongest_links(
+    record: Heatmap | PooledHeatmap, console: Console, query: str | None, scale: str
+) -> Text:
+    """Return the strongest links of different heads, one per line, and the option that helps if figures are pale."""
+    # The positions of the tokens that the query names, in any map.
     tokens: list[int] = []
     if query is not None:
         for attention in record.maps:
             tokens += [token for token in attention.queries.find(query) if token not in tokens]
     if len(tokens) > 1:
-        # Each token has one line, those with the strongest links first.
+        # One line per token: its strongest link in any head. The strongest of these links come first.
         title = f"where each of “{query}” attends most (query → key, weight from 0 to 1)"
         links = []
         for token in tokens:
-            links += find_links(record, f"@{token}", most=1)
+            links += find_links(record, f"@{token}", max_links=1)
         links.sort(key=lambda link: -link.weight)
     else:
         links = find_links(record, query)
         title = "the strongest links, one a head (query → key, weight from 0 to 1)"
         if tokens:
             title = f"where “{query}” (token {tokens[0]}) attends most (query → key, weight from 0 to 1)"
-    # Fixed colours run to 1, so weak links would be invisible in the figure.
-    is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
-    # Five links or one for each token, but one less where the last line names an option.
+    # If colours run from 0 to 1, weak links are invisible in the figure.
+    is_faint = scale == "fixed" and (not links or links[0].weight < FAINT_WEIGHT)
+    # Print five links, or one per token; one less if the last line names an option.
     n_shown = max(5, len(tokens))
     if is_faint:
         n_shown -= 1
     lines = []
     for link in links[:n_shown]:
-        # Long words are cut, the number is not.
-        number = f"  {weight(link.weight)}"
-        words = safe(f"{link.head}  “{link.query}” → “{link.key}”")
-        room = min(console.width, 80) - len(number)
-        lines.append(cut(words, max(8, room)) + number)
-    # The sinks in words, whose links were left out.
-    left_out = hidden_tokens(record.maps[0].kind)
+        # Cut long words, but never the number.
+        weight_text = f"  {weight(link.weight)}"
+        link_text = safe(f"{link.head}  “{link.query}” → “{link.key}”")
+        max_cells = min(console.width, 80) - len(weight_text)
+        lines.append(cut(link_text, max(8, max_cells)) + weight_text)
+    # Words for the sinks, such as "special tokens".
+    left_out_phrase = hidden_tokens(record.maps[0].kind)
     if len(tokens) > len(links):
         lines.append(
-            f"{len(tokens) - len(links)} of {len(tokens)} tokens attend to {left_out} or themselves alone"
+            f"{len(tokens) - len(links)} of {len(tokens)} tokens attend to {left_out_phrase} or themselves alone"
         )
-    lines.append(f"links to or from {left_out} are skipped; weights are as the model has them")
+    lines.append(f"links to or from {left_out_phrase} are skipped; weights are as the model has them")
     if is_faint:
-        lines.append(f"none is above {FAINT:g}: --scale head shades each head by its own largest weight")
+        lines.append(
+            f"none is above {FAINT_WEIGHT:g}: --scale head shades each head by its own largest weight"
+        )
     text = Text(cut(safe(title), 80), style="bold")
     for line in lines:
         text.append(f"\n{line}", style="not bold")
@@ -148,206 +163,214 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
 # Maps of text -------------------------------------------------------------------------------------------------------
 
 
-def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
-    """Yield the maps of each kind of attention if they are few, then a table of all heads."""
+def _show_text_maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
+    """Yield for each kind of attention the maps, if they are few, then a table of all heads."""
     for attention in record.maps:
         heads = record.chosen(attention)
         if not heads:
             continue
-        yield from _kind_heading(record, attention)
-        if len(heads) <= _MAX_LARGE:
-            for pair in heads:
-                yield _draw_head(attention, pair, console)
-            yield _legend(console)
+        yield from _make_kind_heading(record, attention)
+        if len(heads) <= _MAX_DRAWN_HEADS:
+            for layer_head in heads:
+                yield _draw_head(attention, layer_head, console)
+            yield _make_legend(console)
         yield from dim_lines(change_notes(record, attention.kind))
         yield Text()
-        yield links_table(record, attention)
+        yield make_links_table(record, attention)
 
 
-def _head_column(attention: HeadMaps) -> TextColumn:
-    """Return the column of the names of heads, for a table whose rows are (layer, head)."""
-    return TextColumn("head", lambda pair: attention.name_of(*pair), style="bold")
+def _make_head_column(attention: HeadMaps) -> TextColumn:
+    """Return a column of names of heads, for a table whose rows are (layer, head)."""
+    return TextColumn("head", lambda layer_head: attention.name_of(*layer_head), style="bold")
 
 
-def _kind_heading(record: MapsResult[Any], attention: HeadMaps) -> list[RenderableType]:
-    """Return the kind of attention as a heading, if the record has several kinds."""
+def _make_kind_heading(record: MapsResult[Any], attention: HeadMaps) -> list[RenderableType]:
+    """Return a list of one heading, the kind of attention, if the record has several kinds; else an empty list."""
     return [heading(f"{attention.kind} attention")] if record.has_several_kinds else []
 
 
-def query_tables(record: Heatmap, query: str) -> list[RenderableType]:
-    """Return a table for each token that `query` names: the keys that it attends to, a row per head.
+def make_query_tables(record: Heatmap, query: str) -> list[RenderableType]:
+    """Return a table, with its heading, for each token that `query` names: the keys that it attends to, per head.
 
-    If there are many heads, only those with the largest weight on another token outside sinks have a row.
+    If there are many heads, the table has only the heads with the largest weight on another token outside sinks.
     """
     tables: list[RenderableType] = []
     for attention in record.maps:
-        kind = f"{attention.kind}: " if record.has_several_kinds else ""
+        prefix = f"{attention.kind}: " if record.has_several_kinds else ""
         heads = record.chosen(attention)
         for token in attention.queries.find(query):
-            listed: Sequence[Pair] = heads
+            listed_heads: Sequence[LayerHead] = heads
             notes = []
             if len(heads) > _MAX_QUERY_HEADS:
-                listed = _heads_with_links(record, attention, token)
+                listed_heads = _choose_heads(record, attention, token)
                 notes.append(
-                    f"listed: the {len(listed)} of {len(heads)} heads with the largest weight on another token outside "
-                    "sinks; choose others, and draw their maps, by --layers, --heads or --pick"
+                    f"listed: the {len(listed_heads)} of {len(heads)} heads with the largest weight on another token "
+                    "outside sinks; choose others, and draw their maps, by --layers, --heads or --pick"
                 )
-            title = f"{kind}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
-            tables += [heading(title), _query_table(attention, listed, token), *dim_lines(notes)]
+            title = f"{prefix}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
+            table = _make_query_table(attention, listed_heads, token)
+            tables += [heading(title), table, *dim_lines(notes)]
     return tables
 
 
-def _heads_with_links(record: Heatmap, attention: AttentionMap, token: int) -> Sequence[Pair]:
-    """Return the heads with a query's largest weights on keys other than sinks and itself, in the order of heads."""
+def _choose_heads(record: Heatmap, attention: AttentionMap, token: int) -> Sequence[LayerHead]:
+    """Return the heads in which a query has its largest weights on keys other than sinks and itself, in model order."""
     heads = record.chosen(attention)
-    _, is_left_out = record.sinks(attention)
-    # In whole self-attention, the query is the key of the same index.
+    _, is_excluded = record.sinks(attention)
+    # In self-attention that is not cropped, the query is the key of the same index.
     if attention.kind != "cross" and attention.part is None:
-        is_left_out[token] = True
-    largest = [attention.of(*pair)[token][~is_left_out].max(initial=0.0) for pair in heads]
-    strongest = largest_first(largest, _MAX_QUERY_HEADS)
-    return [heads[index] for index in sorted(strongest)]
+        is_excluded[token] = True
+    largest_weights = [
+        attention.of(*layer_head)[token][~is_excluded].max(initial=0.0) for layer_head in heads
+    ]
+    head_indices = largest_first(largest_weights, _MAX_QUERY_HEADS)
+    return [heads[index] for index in sorted(head_indices)]
 
 
-def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
-    """Return a table with a row per head: the share that sinks get, and the strongest links between other tokens."""
+def make_links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
+    """Return a table with a row per head: the share of attention on sinks, and the strongest links of other tokens."""
     _, key_sinks = record.sinks(attention)
     has_sinks = bool(key_sinks.any())
 
-    # The table makes cells by these functions, and only for the rows that it shows.
-    def name_links(pair: Pair) -> Text:
+    # The table calls these functions for each head that it shows.
+    def name_links(layer_head: LayerHead) -> Text:
         queries = attention.queries.labels
         keys = attention.keys.labels
         return list_numbers(
-            (f"{safe(queries[query])} → {safe(keys[key])}", f"{value:.2f}")
-            for query, key, value in strongest_links(record, attention, pair)
+            (f"{safe(queries[query])} → {safe(keys[key])}", f"{weight_value:.2f}")
+            for query, key, weight_value in find_strongest_links(record, attention, layer_head)
         )
 
-    def name_share(pair: Pair) -> str:
-        return percent(sink_share(record, attention, pair)) if has_sinks else "-"
+    def name_share(layer_head: LayerHead) -> str:
+        return percent(compute_sink_share(record, attention, layer_head)) if has_sinks else "-"
 
     share_title = "on first" if has_sinks and not attention.keys.special.any() else "on special"
     links_title = "strongest links between other tokens (query → key weight)"
     columns = [
-        _head_column(attention),
+        _make_head_column(attention),
         TextColumn(share_title, name_share, right=True, drop=1),
         TextColumn(links_title, name_links, wraps=True, least=16),
     ]
     return TextTable(columns, record.chosen(attention))
 
 
-def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> TextTable:
-    """Return a table with a row per head: the five keys that one query attends to most."""
+def _make_query_table(attention: AttentionMap, heads: Sequence[LayerHead], token: int) -> TextTable:
+    """Return a table with a row per head: the five keys that one query, `token`, attends to most."""
 
-    def name_keys(pair: Pair) -> Text:
-        row = attention.of(*pair)[token]
-        return _name_largest(row, attention.keys, most=5, least=MIN_LINK, gap="   ")
+    def name_keys(layer_head: LayerHead) -> Text:
+        row = attention.of(*layer_head)[token]
+        return _list_largest(row, attention.keys, max_tokens=5, min_share=MIN_LINK_WEIGHT, gap="   ")
 
-    columns = [_head_column(attention), TextColumn("keys, largest weight first", name_keys, wraps=True)]
-    return TextTable(columns, heads)
+    key_column = TextColumn("keys, largest weight first", name_keys, wraps=True)
+    return TextTable([_make_head_column(attention), key_column], heads)
 
 
-def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: float, gap: str) -> Text:
-    """Return the labels of the tokens with the largest numbers of a row, (token,), each with its number.
+def _list_largest(
+    shares: NDArray[np.float32], tokens: Tokens, max_tokens: int, min_share: float, gap: str
+) -> Text:
+    """Return the labels of the tokens with the largest `shares`, (token,), each with its share, largest first.
 
-    They are at most `most`, whose numbers are at least `least`, with `gap` between them.
+    At most `max_tokens` are listed, and only those whose shares are at least `min_share`.
     """
-    # Without a least, numbers may be too small for two decimals.
-    digits = ".2f" if least else ".3g"
-    largest = [key for key in largest_first(row, most) if row[key] >= least]
-    return list_numbers(((safe(tokens.labels[key]), f"{row[key]:{digits}}") for key in largest), gap)
+    # Without a limit, shares may be too small for two decimals.
+    digits = ".2f" if min_share else ".3g"
+    listed = [token for token in largest_first(shares, max_tokens) if shares[token] >= min_share]
+    entries = ((safe(tokens.labels[token]), f"{shares[token]:{digits}}") for token in listed)
+    return list_numbers(entries, gap)
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
-def _draw_head(attention: AttentionMap, pair: Pair, console: Console) -> RenderableType:
-    """Draw the map of a head, with a label for each row and the number of a key above every fifth column."""
-    weights = attention.of(*pair)
+def _draw_head(attention: AttentionMap, layer_head: LayerHead, console: Console) -> RenderableType:
+    """Draw the map of a head as text: a label beside each row, the number of a key above every fifth column."""
+    weights = attention.of(*layer_head)
     queries = attention.queries
-    label_width = min(_LABEL_CELLS, max(cell_len(safe(label)) for label in queries.labels))
-    # A column is two characters wide. Several keys share one where not all would fit.
-    n_columns = max(1, (console.width - label_width - _NUMBER_CELLS) // 2)
+    label_width = min(_MAX_LABEL_WIDTH, max(cell_len(safe(label)) for label in queries.labels))
+    # A column is two characters wide. If not all keys fit, several keys share a column.
+    n_columns = max(1, (console.width - label_width - _NUMBER_WIDTH) // 2)
     keys_per_column = math.ceil(weights.shape[1] / n_columns)
-    # (query, column)
-    columns = max_pool(weights, keys_per_column, (1,))
-    note = f" (a column shows the largest of {keys_per_column} keys)" if keys_per_column > 1 else ""
-    lines = Text().append(f"\n{attention.name_of(*pair)}", style="bold")
-    lines.append(f"  rows: queries, columns: keys by number{note}\n")
+    # (query, key) pooled to (query, column).
+    column_weights = max_pool(weights, keys_per_column, (1,))
+    pooling_note = (
+        f" (a column shows the largest of {keys_per_column} keys)" if keys_per_column > 1 else ""
+    )
+    lines = Text().append(f"\n{attention.name_of(*layer_head)}", style="bold")
+    lines.append(f"  rows: queries, columns: keys by number{pooling_note}\n")
     # Five columns are ten characters wide.
-    first_keys = range(0, keys_per_column * columns.shape[1], keys_per_column * 5)
-    numbers = "".join(f"{key:<10}" for key in first_keys)
-    lines.append(f"{'':{label_width + _NUMBER_CELLS}}{numbers.rstrip()}", style="dim")
+    first_keys = range(0, keys_per_column * column_weights.shape[1], keys_per_column * 5)
+    key_numbers = "".join(f"{key:<10}" for key in first_keys)
+    lines.append(f"{'':{label_width + _NUMBER_WIDTH}}{key_numbers.rstrip()}", style="dim")
     for token, label in enumerate(queries.labels):
-        name = set_cell_size(cut(safe(label), label_width), label_width)
-        lines.append(f"\n{name}", style="yellow" if queries.special[token] else "")
+        row_label = set_cell_size(cut(safe(label), label_width), label_width)
+        lines.append(f"\n{row_label}", style="yellow" if queries.special[token] else "")
         lines.append(f" {token:>4} ", style="dim")
-        _paint(lines, columns[token], console)
+        _append_shades(lines, column_weights[token], console)
     return lines
 
 
-def _paint(lines: Text, weights: NDArray[np.float32], console: Console) -> None:
-    """Append weights as shades, each of them two characters wide."""
+def _append_shades(lines: Text, weights: NDArray[np.float32], console: Console) -> None:
+    """Append weights, (column,), as shades, two characters each."""
     if _has_colours(console):
-        for value in weights.tolist():
-            shade = blend_colors(min(1.0, max(0.0, value)), _WHITE, _BLUE)
+        for weight_value in weights.tolist():
+            shade = blend_colors(min(1.0, max(0.0, weight_value)), _WHITE, _BLUE)
             lines.append("  ", style=Style(bgcolor=shade))
         return
     shades = _SHADES if has_unicode(console) else _ASCII_SHADES
-    # The first shade is a blank, for small weights and NaN; the others share the range from 0 to 1.
-    darkest = len(shades) - 1
-    steps = np.clip(1 + (weights * darkest).astype(int), 1, darkest)
-    steps[~(weights >= _MIN_SHOWN)] = 0
-    lines.append("".join(shades[step] * 2 for step in steps))
+    # Index 0 is the blank, for small weights and NaN. The other shades share the range from 0 to 1 in equal steps.
+    darkest_index = len(shades) - 1
+    shade_indices = np.clip(1 + (weights * darkest_index).astype(int), 1, darkest_index)
+    shade_indices[~(weights >= _MIN_SHADED_WEIGHT)] = 0
+    lines.append("".join(shades[index] * 2 for index in shade_indices))
 
 
-def _legend(console: Console) -> Text:
+def _make_legend(console: Console) -> Text:
     """Return a line with the shades of some weights."""
     lines = Text("\nweight  ", style="dim")
-    # Colours are continuous; a character stands for all weights from one of these on.
-    values = (_MIN_SHOWN, 0.2, 0.4, 0.6, 0.8)
+    # A character stands for weights from this one up to the next. Colours are continuous.
+    legend_weights = (_MIN_SHADED_WEIGHT, 0.2, 0.4, 0.6, 0.8)
     if _has_colours(console):
-        values = (0.0, 0.25, 0.5, 0.75, 1.0)
-    for value in values:
-        _paint(lines, np.array([value], np.float32), console)
-        lines.append(f" {value:g}  ")
+        legend_weights = (0.0, 0.25, 0.5, 0.75, 1.0)
+    for legend_weight in legend_weights:
+        _append_shades(lines, np.array([legend_weight], np.float32), console)
+        lines.append(f" {legend_weight:g}  ")
     lines.rstrip()
     return lines
 
 
 def _has_colours(console: Console) -> bool:
-    """Return whether maps are drawn in colours rather than in characters."""
+    """Return whether shades are background colours; else they are characters."""
     return console.color_system is not None and not console.no_color and has_unicode(console)
 
 
 # Pictures and sound -------------------------------------------------------------------------------------------------
 
 
-def _picture(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
-    """Yield a table of what a query attends to in a picture, a row per head."""
+def _show_picture(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
+    """Yield a table with a row per head: what a query attends to in a picture."""
     attention = record.maps[0]
     picture = record.picture
     assert picture is not None
-    token, name = query_of(attention, query)
+    query_index, query_label = find_query(attention, query)
 
-    def name_strongest(pair: Pair) -> str:
-        return _name_patch(query_patches(record, pair, token))
+    def name_strongest(layer_head: LayerHead) -> str:
+        return _name_patch(weigh_patches(record, layer_head, query_index))
 
-    def name_off_picture(pair: Pair) -> str:
-        return f"{query_weights(attention, pair, token)[attention.keys.special].sum():.2f}"
+    def name_off_picture(layer_head: LayerHead) -> str:
+        return f"{weigh_keys(attention, layer_head, query_index)[attention.keys.special].sum():.2f}"
 
-    columns = [_head_column(attention), TextColumn("strongest patch", name_strongest)]
+    columns = [_make_head_column(attention), TextColumn("strongest patch", name_strongest)]
     if attention.keys.special.any():
         columns.append(TextColumn("off the picture", name_off_picture, right=True))
-    yield Text(safe(f"{picture.facts}; what {name} attends to"))
+    yield Text(safe(f"{picture.facts}; what {query_label} attends to"))
     yield TextTable(columns, record.chosen(attention))
 
 
-def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
-    """Yield a table for each picture: how much of its attention each word of `words_of` gives to the picture."""
-    words, others_note = words_of(record, query)
+def _show_words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
+    """Yield a table for each picture, with a row per word of `choose_words`: its attention to the picture."""
+    words, others_note = choose_words(record, query)
     heads = record.chosen(record.maps[0])
-    # A row is (word, share, strongest patch).
+    # A row is a tuple (word, share of attention on the picture, strongest patch).
     columns = [
         TextColumn("word", lambda row: row[0], style="bold"),
         TextColumn("on the picture", lambda row: row[1], right=True),
@@ -356,24 +379,26 @@ def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
     for picture in record.pictures:
         rows = []
         for word in words:
-            weights = word_weights(record, word, heads)
+            weights = weigh_keys_of_word(record, word, heads)
             patches = np.nan_to_num(picture.over(weights))
-            rows.append((word.name, percent(picture_share(picture, weights)), _name_patch(patches)))
+            share = percent(compute_picture_share(picture, weights))
+            rows.append((word.name, share, _name_patch(patches)))
         yield Text(safe(picture.facts))
         yield TextTable(columns, rows)
         yield Text()
-    note = "the mean of all heads" if record.picked is None else "the mean of the heads that were picked"
+    heads_note = "all heads" if record.picked is None else "the heads that were picked"
+    note = f"the mean of {heads_note}"
     yield Text(f"{note} ({others_note})" if others_note else note, style="dim")
 
 
 def _name_patch(patches: NDArray[np.float64]) -> str:
-    """Return the row, the column and the weight of the patch with the largest weight; `patches` are (row, column)."""
+    """Return the patch with the largest weight, such as "3,5 0.21"; `patches` are weights, (row, column)."""
     row, column = divmod(int(patches.argmax()), patches.shape[1])
     return f"{row},{column} {patches.max():.2g}"
 
 
-def _word_times(sound: Sound | None) -> list[RenderableType]:
-    """Return a table of when each word of a recording is spoken, if that is known."""
+def _show_word_times(sound: Sound | None) -> list[RenderableType]:
+    """Return a list of one table, when each word of a recording is spoken; empty if that is not known."""
     if sound is None or not sound.words:
         return []
     columns = [
@@ -387,39 +412,42 @@ def _word_times(sound: Sound | None) -> list[RenderableType]:
 # Pooled maps --------------------------------------------------------------------------------------------------------
 
 
-def _pooled(record: PooledHeatmap) -> Iterable[RenderableType]:
-    """Yield a table for each kind of attention: see `_pooled_table`."""
+def _show_pooled_maps(record: PooledHeatmap) -> Iterable[RenderableType]:
+    """Yield a table for each kind of attention; see `_make_pooled_table`."""
     for attention in record.maps:
         if record.chosen(attention):
-            yield from _kind_heading(record, attention)
-            queries = amount(len(attention.queries), "query", "queries")
-            keys = amount(len(attention.keys), "key")
-            cell = f"{attention.query_cell} × {attention.key_cell}"
-            yield Text(f"{queries} and {keys}; figures show {cell} in a cell\n", style="dim")
-            yield _pooled_table(record, attention)
+            yield from _make_kind_heading(record, attention)
+            queries_phrase = amount(len(attention.queries), "query", "queries")
+            keys_phrase = amount(len(attention.keys), "key")
+            yield Text(
+                f"{queries_phrase} and {keys_phrase}; figures show {attention.query_cell} × {attention.key_cell} in a "
+                "cell\n",
+                style="dim",
+            )
+            yield _make_pooled_table(record, attention)
 
 
-def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
-    """Return a table with a row per head: its effective number of keys, the key that receives most, its far links."""
+def _make_pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
+    """Return a table with a row per head: its effective number of keys, the key with most attention, its far links."""
     heads = record.chosen(attention)
 
-    def name_entropy(pair: Pair) -> str:
-        entropy_nats = attention.entropy_nats[attention.place(*pair)]
-        # An effective number of keys: so many, with equal weights, have the mean entropy of all queries.
+    def name_entropy(layer_head: LayerHead) -> str:
+        entropy_nats = attention.entropy_nats[attention.place(*layer_head)]
+        # The effective number of keys: attention spread equally over so many keys has this entropy, in nats.
         n_keys = np.exp(entropy_nats.mean(dtype=np.float64))
         return f"{n_keys:,.0f} keys"
 
-    def name_most_received(pair: Pair) -> str:
-        # What each key receives of the average query, (key,).
-        shares = attention.received[attention.place(*pair)] / len(attention.queries)
+    def name_most_received(layer_head: LayerHead) -> str:
+        # The share of all attention that each key receives, (key,).
+        shares = attention.received[attention.place(*layer_head)] / len(attention.queries)
         key = int(shares.argmax())
         return f"{percent(shares[key])} {safe(attention.keys.labels[key])} @{key}"
 
-    def name_links(pair: Pair) -> Text:
-        return _pooled_links(attention, pair, with_text=len(heads) <= _MAX_LARGE)
+    def name_links(layer_head: LayerHead) -> Text:
+        return _list_pooled_links(attention, layer_head, with_text=len(heads) <= _MAX_DRAWN_HEADS)
 
     columns = [
-        _head_column(attention),
+        _make_head_column(attention),
         TextColumn("e^entropy", name_entropy, right=True, drop=2),
         TextColumn("most received", name_most_received, wraps=True, least=20, drop=1),
         TextColumn(
@@ -432,18 +460,18 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
     return TextTable(columns, heads)
 
 
-def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
-    """Return all far links of a head, a line each with the text around; or without text the first two of them."""
-    links = attention.links(*pair)
+def _list_pooled_links(attention: PooledMap, layer_head: LayerHead, *, with_text: bool) -> Text:
+    """Return all far links of a head, one per line with the text around them; or without text, the two strongest."""
+    links = attention.links(*layer_head)
     if not with_text:
-        links = links[:_LINKS_OF_MANY]
+        links = links[:_MAX_SHORT_LINKS]
     entries = []
     for link in links:
-        names = []
-        for tokens, place in ((attention.queries, link.query), (attention.keys, link.key)):
-            name = quote_token(tokens, place, 20) if with_text else tokens.labels[place]
-            names.append(f"{safe(name)} @{place}")
-        entries.append((" → ".join(names), weight(link.weight)))
+        labels = []
+        for tokens, position in ((attention.queries, link.query), (attention.keys, link.key)):
+            token_label = quote_token(tokens, position, 20) if with_text else tokens.labels[position]
+            labels.append(f"{safe(token_label)} @{position}")
+        entries.append((" → ".join(labels), weight(link.weight)))
     return list_numbers(entries, "\n" if with_text else "   ")
 
 
@@ -451,53 +479,55 @@ def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
 
 
 def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
-    """Show where tokens came from: all tokens after the last layer, or those of a query after every layer."""
+    """Return tables of where tokens came from: all tokens after the last layer, or one token after every layer."""
     attention = rollout.maps[0]
     labels = attention.queries.labels
     layers = attention.layers
     if rollout.picture is not None and (query is None or query.casefold() == MEAN_QUERY):
-        # A table is of one token, so CLS is shown in place of the mean over patches.
+        # Tables are about single tokens, not about the mean over patches: take CLS.
         query = "CLS"
     elif query is None and rollout.target:
-        # Relevance explains the token that predicts the target.
+        # A rollout with a target is relevance. It explains the token that predicts the target.
         query = f"@{rollout.answer_token}"
     if query is None:
         title = f"where each token came from, after layer {layers[-1]}"
         rows = [(label, layers[-1], token) for token, label in enumerate(labels)]
-        return _origins(rollout, title, "token", rows)
+        return _make_origins_table(rollout, title, "token", rows)
     tokens = attention.queries.find(query)
     if not tokens:
         raise attention.queries.not_found(query)
-    # A table for each token, with a row per layer.
+    # One table per token, with a row per layer.
     tables = []
     for token in tokens:
         title = f"where “{safe(labels[token])}” (token {token}) came from"
         if rollout.target:
             title = f"what matters for “{safe(rollout.target)}”, as of “{safe(labels[token])}” (token {token})"
         rows = [(f"L{layer}", layer, token) for layer in layers]
-        tables.append(_origins(rollout, title, "layer", rows))
+        tables.append(_make_origins_table(rollout, title, "layer", rows))
     return Group(*tables)
 
 
-def _origins(
+def _make_origins_table(
     rollout: Rollout, title: str, row_title: str, rows: Sequence[tuple[str, int, int]]
 ) -> Group:
-    """Draw a table of tokens after layers, with the largest shares of mean attention and of rollout.
+    """Return a table of the input tokens with the largest shares, by mean attention and by rollout.
 
-    A row is (name, layer, token); `row_title` stands over the names.
+    A row is (name, layer, token): the token in its position after the layer. `row_title` is the header of names.
     """
     attention = rollout.maps[0]
-    # Shares of many patches are small, so over a picture none is too small to be named.
-    least = MIN_LINK if rollout.picture is None else 0.0
+    # A picture has many patches with small shares each, so no share is too small to be listed.
+    min_share = MIN_LINK_WEIGHT if rollout.picture is None else 0.0
 
     def name_origins(head: int, row: tuple[str, int, int]) -> Text:
         _, layer, token = row
         shares = attention.of(layer, head)[token]
-        return _name_largest(shares, attention.keys, most=_MAX_ORIGINS, least=least, gap="  ")
+        return _list_largest(
+            shares, attention.keys, max_tokens=_MAX_ORIGINS, min_share=min_share, gap="  "
+        )
 
     columns = [TextColumn(row_title, lambda row: row[0], wraps=True, least=16, style="bold")]
-    # The two maps of a layer have the numbers of heads.
+    # A rollout has two maps per layer, numbered as heads: 0 is mean attention, 1 is rollout (or relevance).
     for head in attention.heads:
-        title_of_map = attention.head_name(head)
-        columns.append(TextColumn(title_of_map, partial(name_origins, head), wraps=True, least=14))
+        name = partial(name_origins, head)
+        columns.append(TextColumn(attention.head_name(head), name, wraps=True, least=14))
     return Group(heading(title), TextTable(columns, rows))

@@ -33,7 +33,7 @@ from attnscope.models.model import Model
 from attnscope.output import write_files
 from attnscope.pages.gallery import build_gallery
 from attnscope.questions.batch import BatchRun, DrawnText, FailedText
-from attnscope.questions.heatmap_figures import pages
+from attnscope.questions.heatmap_figures import draw_pages
 from attnscope.questions.shares import find_shares
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import (
@@ -395,7 +395,7 @@ class _Drawer:
         # Write figures and data, without threads for compression: other workers need the cores.
         figure_formats = [name for name in options.formats if name in FIGURE_FORMATS]
         data_formats = [name for name in options.formats if name not in figure_formats]
-        files = write_pages(pages(record, options.style, query), folder, figure_formats, threads=0)
+        files = write_pages(draw_pages(record, options.style, query), folder, figure_formats, threads=0)
         files += [*write_files(record, folder, data_formats), *share_files]
         # Write the entry last. It tells the next run that the text is drawn, and which files it has.
         entry: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attnscope.choice import Choice
 from attnscope.errors import UsageError, require_choice
 from attnscope.options import group, option, options, read_heads
-from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL
+from attnscope.questions.distances import DISTANCE_NAMES, WITHOUT_SPECIAL_SUFFIX
 from attnscope.studies.inputs.options import refuse_file_names
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class CompareOptions:
     measure: str = option(
         "The distance: hellinger (fast) or jensen-shannon (as in Clark 2019).",
         "--measures",
-        default=MEASURES[0],
+        default=DISTANCE_NAMES[0],
         read=lambda name: name.replace("-", "_"),
     )
     hide_special: bool = option(
@@ -37,12 +37,12 @@ class CompareOptions:
 
     def require(self) -> None:
         """Refuse an unknown measure."""
-        require_choice("measure", self.measure, MEASURES)
+        require_choice("measure", self.measure, DISTANCE_NAMES)
 
     @property
     def distance(self) -> str:
         """Return the name of the distance in results: the measure, with a suffix if special tokens are hidden."""
-        return f"{self.measure}{WITHOUT_SPECIAL}" if self.hide_special else self.measure
+        return f"{self.measure}{WITHOUT_SPECIAL_SUFFIX}" if self.hide_special else self.measure
 
 
 @options

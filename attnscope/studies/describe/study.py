@@ -26,8 +26,8 @@ from attnscope.core import descriptions, directions
 from attnscope.core.descriptions import Description, compute_row_losses, score_description, score_texts
 from attnscope.core.sampled_rows import Floats, RowSample
 from attnscope.models.model import Model
-from attnscope.questions.head_lines import EVEN_NATS
-from attnscope.questions.heads import DESCRIPTION, Heads
+from attnscope.questions.head_lines import MIN_NATS_TO_EXPLAIN
+from attnscope.questions.heads import DESCRIPTION_COLUMNS, Heads
 from attnscope.report.numbers import percent
 from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
@@ -64,13 +64,13 @@ N_TOKENS_BEFORE = 6
 """The number of tokens before a failure that are shown."""
 
 _NAN = float("nan")
-_EMPTY_TEXTS = {column.name: "" for column in DESCRIPTION if column.kind == "text"}
+_EMPTY_TEXTS = {column.name: "" for column in DESCRIPTION_COLUMNS if column.kind == "text"}
 """The text columns of a head without a description. Its missing numbers become NaN in the table."""
 
 HeadLine = dict[str, Any]
 """The description of a head, by name:
 
-- the columns `DESCRIPTION` of its row in the table `heads`;
+- the columns `DESCRIPTION_COLUMNS` of its row in the table `heads`;
 - "place": its (kind of attention, layer, head index);
 - "terms" and "failures": its rows in these tables, HeadLines too. A failure has its rows of the table `expected` under
   "expected".
@@ -117,7 +117,7 @@ def add_lines(result: Heads, lines: Sequence[HeadLine]) -> Heads:
     rows: list[HeadLine] = []
     for kind, (layer, head) in zip(heads["kind"].tolist(), heads.layer_heads, strict=True):
         rows.append(line_by_place.get((kind, layer, head), _EMPTY_TEXTS))
-    added = Table.of(DESCRIPTION, rows)
+    added = Table.of(DESCRIPTION_COLUMNS, rows)
     described = Table({**heads.columns, **added.columns}, {**heads.values, **added.values})
 
     # Make the tables of terms, failures and expected keys. They refer to heads and failures by row index.
@@ -317,7 +317,7 @@ def _describe_head(
         "whole_nats": total_score.nats,
     }
     # In almost uniform attention there is nothing to describe, and no explained share.
-    if total_score.nats < EVEN_NATS:
+    if total_score.nats < MIN_NATS_TO_EXPLAIN:
         return {**line, "description": "spreads evenly", "nats": total_score.nats}
 
     # The terms off the sinks, and their score. The losses are (scored row,).
@@ -374,7 +374,7 @@ def _name_first_term(description: Description, name_term: Callable[[int], str]) 
 
 def _describe_attending(nats: float, explained: float, summary: str) -> str:
     """Return the part of a line about attention off the sinks; `summary` is from `HeadWords.summarise`."""
-    if nats < EVEN_NATS:
+    if nats < MIN_NATS_TO_EXPLAIN:
         return "all other tokens evenly"
     if not summary:
         return "undescribed"

@@ -24,7 +24,7 @@ from attnscope.corpus import Needle, NeedleSource, TextBlock, generate_needles, 
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.questions.heads import ALL_LENGTHS, ROLES, Heads, heads_table
+from attnscope.questions.heads import ALL_LENGTHS, ROLE_EVIDENCE_COLUMNS, Heads, make_heads_table
 from attnscope.report.wording import NEEDLES
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Column, Estimate, Table
@@ -381,11 +381,11 @@ def _test_heads(needle_sums: NeedleSums, options: NeedleOptions) -> dict[str, Ta
     q = benjamini_hochberg(p)
 
     has_role = q <= LEVEL
-    table = heads_table(
+    table = make_heads_table(
         (["decoder"] * len(heads), layers, heads),
         [Column(name, _describe_measure(name), "share", (0, 1)) for name in names],
         roles=np.where(has_role, RETRIEVAL, "").tolist(),
-        resting=np.full(len(heads), np.nan),
+        sink_shares=np.full(len(heads), np.nan),
         value=values,
         low=low,
         high=high,
@@ -409,7 +409,7 @@ def _test_heads(needle_sums: NeedleSums, options: NeedleOptions) -> dict[str, Ta
                 "effective_texts": n_texts[head],
             }
         )
-    return {"heads": table, "roles": Table.of(ROLES, roles)}
+    return {"heads": table, "roles": Table.of(ROLE_EVIDENCE_COLUMNS, roles)}
 
 
 def _sum_over_needles(

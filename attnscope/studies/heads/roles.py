@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from attnscope.core.catalogue import MEASURES, Measure
 from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.errors import UsageError
-from attnscope.questions.heads import ROLES, Heads, heads_table
+from attnscope.questions.heads import ROLE_EVIDENCE_COLUMNS, Heads, make_heads_table
 from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.measure_intervals import (
     MIN_ACTIVE_SHARE,
@@ -218,7 +218,7 @@ def judge(
             head_number += 1
         tables.append(tests.make_table(names))
     heads = Table.stack(tables) if tables else Table.of(Heads.TABLES["heads"], [])
-    return {"heads": heads, "roles": Table.of(ROLES, roles)}
+    return {"heads": heads, "roles": Table.of(ROLE_EVIDENCE_COLUMNS, roles)}
 
 
 def make_measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Column:
@@ -411,11 +411,11 @@ class _RoleTests:
             resting = self.values[:, self.columns["resting"]]
         kinds = [self.kind_sums.kind] * len(self.heads)
         layers = np.array(self.kind_sums.layers, np.int64)[self.layers]
-        return heads_table(
+        return make_heads_table(
             (kinds, layers, self.heads),
             [*map(make_measure_column, self.kind_sums.names)],
             roles=roles,
-            resting=resting,
+            sink_shares=resting,
             value=self.values,
             low=self.low,
             high=self.high,

@@ -75,7 +75,7 @@ class WrittenPage(NamedTuple):
     @property
     def answer(self) -> str:
         """Return a line for the terminal: the largest weight outside sinks on the first text; "" = all are on sinks."""
-        top_links = find_links(self.records[0], most=1)
+        top_links = find_links(self.records[0], max_links=1)
         if not top_links:
             return ""
         link = top_links[0]

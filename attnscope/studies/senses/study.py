@@ -23,7 +23,7 @@ from attnscope.core.sums import RunningSums
 from attnscope.corpus import Problem, TextBlock, expand_patterns
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, image_model_of
-from attnscope.questions.heads import Heads, heads_table
+from attnscope.questions.heads import Heads, make_heads_table
 from attnscope.report.wording import PICTURES, RECORDINGS
 from attnscope.results.table import Table
 from attnscope.senses.photos import read_photo
@@ -456,11 +456,11 @@ def _build_table(modality: type[_ModalityMeasurer], done: ModalitySums) -> Table
         counts, _ = sums.total("c")
         low, high = np.clip(np.stack(sums.interval())[:, 0], lowest, highest)
         n_heads = len(values)
-        table = heads_table(
+        table = make_heads_table(
             ([modality.kind] * n_heads, [layer] * n_heads, range(n_heads)),
             columns,
             roles=[""] * n_heads,
-            resting=modality.resting(dict(zip(modality.catalogue, values.T, strict=True))),
+            sink_shares=modality.resting(dict(zip(modality.catalogue, values.T, strict=True))),
             value=values,
             low=low,
             high=high,
