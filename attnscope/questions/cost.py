@@ -127,7 +127,7 @@ class Cost(Result):
 
 def _summarize(cost: Cost) -> list[str]:
     """Say attention's share of parameters and MACs, the sizes of the model, and the memory that attention takes."""
-    n_tokens = f"{cost.options['n_tokens']:,}"
+    length = f"{cost.options['n_tokens']:,}"
     # MACs of attention per token ÷ all MACs per token.
     attention_quantities = ("projections_per_token", "scores_per_token", "values_per_token")
     mac_share = sum(map(cost.value, attention_quantities)) / cost.value("per_token")
@@ -136,9 +136,9 @@ def _summarize(cost: Cost) -> list[str]:
     model_line = (
         f"{printable(cost.run.get('model', ''))}: attention is {cost.value('attention_share'):.0%} of "
         f"{abbreviate(cost.value('parameters'), '')} parameters, and {mac_share:.0%} of the multiply-accumulates "
-        f"(MACs) of a token at {n_tokens} tokens"
+        f"(MACs) of a token at {length} tokens"
     )
-    memory_line = f"memory for the scores of one layer on {n_tokens} tokens in {cost.options['dtype']}: {scores_memory}"
+    memory_line = f"memory for the scores of one layer on {length} tokens in {cost.options['dtype']}: {scores_memory}"
     if "kv_cache_bytes" in cost.table("quantities")["name"]:
         memory_line += f"; KV cache: {abbreviate(cost.value('kv_cache_bytes'), 'bytes')}"
     return [model_line, _describe_sizes(cost), memory_line]
