@@ -1,7 +1,7 @@
-"""Define reports and their blocks: what is shown of a result, in the terminal and in figures alike.
+"""Define reports and their blocks: what the terminal and figures show of a result.
 
-A question lists its blocks once, in the order in which people read them. A block holds values, names and sentences, and
-no pixels: `report.terminal` and `report.figures` draw each type of block in their own way.
+A question lists its blocks once, in the order in which people read them. A block holds values, names and sentences, but
+no pixels. `report.terminal` and `report.figures` draw each type of block in their own way.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from attnscope.results.table import Floats, Table
 
-Printed = Literal["always", "with --all", "never"]
+# When the terminal prints a block.
+PrintCondition = Literal["always", "with --all", "never"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -22,15 +23,15 @@ class Block:
 
     Attributes:
         heading: Its title in the terminal.
-        printed: When the terminal shows it.
+        printed: When the terminal prints it; "with --all": only if the user gives --all.
         figure: The name of the figure that shows it, which is also its file's stem; empty = no figure. Blocks with the
             same name share a figure.
-        title: The title of that figure, after the name of the model.
-        notes: Sentences below this block, without which it would be misread.
+        title: The title of the figure, which stands after the name of the model.
+        notes: Sentences below this block that readers need in order not to misread it.
     """
 
     heading: str = ""
-    printed: Printed = "always"
+    printed: PrintCondition = "always"
     figure: str = ""
     title: str = ""
     notes: Sequence[str] = ()
@@ -40,8 +41,8 @@ class Block:
 class HeadMap(Block):
     """A column of a table of heads as a map: layers down, heads across, one map per kind of attention.
 
-    A figure with one such block draws a large map, with numbers and intervals in its cells; of more than 100 heads it
-    writes only the ten largest numbers. A figure with several draws small maps side by side.
+    A figure with one `HeadMap` draws a large map, with numbers and intervals in its cells. If there are more than 100
+    heads, only the ten largest numbers are written. A figure with several `HeadMap` blocks draws small maps, in rows.
 
     Attributes:
         heads: The table of heads.
@@ -54,19 +55,19 @@ class HeadMap(Block):
 
 @dataclass(frozen=True, eq=False)
 class WordsColumn:
-    """A column of a ranking that holds texts.
+    """A column of a ranking that holds texts, such as descriptions of heads.
 
     Attributes:
         title: Its header.
         texts: A text for each row of the table.
         wraps: Whether a narrow terminal may break its lines.
-        right: Whether it is flush right, as numbers are.
+        is_right_aligned: Whether it is flush right, as numbers are.
     """
 
     title: str
     texts: Sequence[str]
     wraps: bool = False
-    right: bool = False
+    is_right_aligned: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,10 +78,10 @@ class Ranking(Block):
         header: The header above the names of rows, such as "head".
         names: A name for each row of the table.
         table: The numbers, a row for each name.
-        columns: What stands beside the names, from left to right: a string names a column of `table`, `WordsColumn`
-            hold texts. A narrow terminal leaves out the last ones.
-        order: The indices of the rows that are shown, the first one first; None = all rows, in the order of the table,
-            also without --all.
+        columns: The columns right of the names, from left to right: a string names a column of `table`, a
+            `WordsColumn` holds texts. A narrow terminal drops the last ones first.
+        order: The indices of the rows that are shown, in the order in which they are shown; None = all rows in the
+            order of the table, even without --all.
         n_printed: How many rows of `order` the terminal shows without --all.
         noun: A singular noun for a row, as in "and 3 more heads"; empty = `header`.
     """
@@ -93,24 +94,24 @@ class Ranking(Block):
     n_printed: int = 5
     noun: str = ""
 
-    def shown(self, *, every: bool = False) -> Sequence[int]:
-        """Return the indices of the rows that the terminal shows; `every` is whether --all was given."""
-        # Only a ranking that has an order is cut.
+    def select_printed_rows(self, *, every: bool = False) -> Sequence[int]:
+        """Return the indices of the rows that the terminal prints; `every` is whether --all was given."""
+        # Only a ranking with an order has a best part, so only that is cut to `n_printed` rows.
         if self.order is None:
             return range(len(self.names))
         return self.order if every else self.order[: self.n_printed]
 
 
 def rank_heads(
-    result: Any, columns: Sequence[str | WordsColumn], order: Sequence[int], **more: Any
+    result: Any, columns: Sequence[str | WordsColumn], order: Sequence[int], **fields: Any
 ) -> Ranking:
     """Return a ranking of the heads of a `results.Result`, with columns of its table of heads.
 
-    `more` are further fields of `Ranking`, such as `heading`.
+    `fields` are further fields of `Ranking`, such as `heading`.
     """
     heads = result.table("heads")
     return Ranking(
-        header="head", names=result.head_names, table=heads, columns=columns, order=order, **more
+        header="head", names=result.head_names, table=heads, columns=columns, order=order, **fields
     )
 
 
@@ -123,30 +124,31 @@ class Grid(Block):
         rows: The names of rows, the most important one first.
         columns: The names of columns.
         n_printed: How many rows the terminal shows without --all.
-        framed: The cells that have a frame in figures, (row, column), bool; None = no cell.
-        drawn_whole: Whether figures show every row, in square cells. If not, they show the first twenty rows.
+        framed_cells: Whether a cell has a frame in figures, (row, column), bool; None = no cell has one.
+        is_drawn_whole: Whether figures draw every row, in square cells. If not, they draw the first twenty rows.
     """
 
     values: Floats
     rows: Sequence[str]
     columns: Sequence[str]
     n_printed: int = 5
-    framed: NDArray[np.bool_] | None = None
-    drawn_whole: bool = False
+    framed_cells: NDArray[np.bool_] | None = None
+    is_drawn_whole: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trends(Block):
-    """A quantity over the steps of a training, with a line for each head; the lines that change most have names.
+    """A quantity over the steps of a training run, with a curve for each head. The curves that change most are named.
 
     Attributes:
         y: The title of the vertical axis: the quantity with its unit.
-        noun: A plural noun for the lines, such as "heads".
+        noun: A plural noun for the curves, such as "heads".
         steps: The training step of each checkpoint, ascending.
-        names: The name of each line.
-        points: Values and the low and high ends of their intervals, (step, line, 3).
-        limits: The ends of the vertical axis; None = those of the values.
-        uniform_level: The value of all lines under uniform attention, drawn as a level; None = not known, or not one.
+        names: The name of each curve.
+        points: The values with their intervals, (step, curve, [value, low, high]).
+        y_limits: The lower and upper end of the vertical axis; None = the range of the values.
+        uniform_level: The value that every head would have under uniform attention, drawn as a dotted line; None = it
+            is not known, or differs between heads.
     """
 
     y: str
@@ -154,19 +156,19 @@ class Trends(Block):
     steps: Sequence[int]
     names: Sequence[str]
     points: Floats
-    limits: tuple[float, float] | None = None
+    y_limits: tuple[float, float] | None = None
     uniform_level: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class GraphEdge:
-    """A line of a graph.
+    """An edge of a graph, from one head to another.
 
     Attributes:
-        sender: The name of the node where it begins.
-        receiver: The name of the node where it ends.
-        receiver_input: The input of the receiver that it feeds: "query", "key" or "value"; empty = none of these.
-        weight: How strong it is; its width is in proportion to the largest weight of the graph.
+        sender: The name of the node where the edge begins.
+        receiver: The name of the node where the edge ends.
+        receiver_input: The input of the receiver that the edge feeds: "query", "key" or "value"; empty = another input.
+        weight: The strength of the edge. The widest line is drawn for the largest weight of the graph.
     """
 
     sender: str
@@ -177,16 +179,16 @@ class GraphEdge:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph(Block):
-    """A graph whose nodes are heads, one row of them for each layer, and whose lines go from a head to those it feeds.
+    """A graph of heads, with a row for each layer, whose edges lead from a head to the heads that it feeds.
 
     Attributes:
         layers: The layer of each node, by the node's name; layer 0 is the lowest row. A node for the logits has a layer
             of its own above all others.
-        links: The lines.
+        edges: The edges.
     """
 
     layers: dict[str, int]
-    links: Sequence[GraphEdge]
+    edges: Sequence[GraphEdge]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -202,12 +204,12 @@ class Note(Block):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CustomBlock(Block):
-    """A block that only one question has, and that draws itself.
+    """A block that only one question has. Its `view` is an object of that question that draws it.
 
     Attributes:
-        view: An object with one or both of two methods. For the terminal: `show(console, every=...)`, which returns
-            what is printed; `every` is whether --all was given. For a figure: `draw(report, lettering)`, which returns
-            its page.
+        view: An object with one or both of two methods. For the terminal: `show(console, every=...)`, which returns a
+            list of what is printed; `every` is whether --all was given. For a figure: `draw(report, lettering)`, which
+            returns its page.
     """
 
     view: Any
@@ -219,7 +221,8 @@ class Report:
 
     Attributes:
         model: The name of the model.
-        answer: The answer to the question in one to three sentences, the shortest first.
+        answer: The answer to the question in one to three sentences, the shortest first. The terminal prints the first
+            sentence bold.
         blocks: The blocks, in the order in which people read them.
         guide: At most three sentences on how to read the blocks.
         source: Which texts were studied, such as "8 pairs, 80 tokens: pairs.jsonl".
@@ -237,20 +240,23 @@ class Report:
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
 
-    def figures(self) -> dict[str, list[Block]]:
+    def blocks_by_figure(self) -> dict[str, list[Block]]:
         """Return the blocks of each figure, by the name of the figure, in the order of the report."""
-        by_name: dict[str, list[Block]] = {}
+        blocks_by_name: dict[str, list[Block]] = {}
         for block in self.blocks:
             if block.figure:
-                by_name.setdefault(block.figure, []).append(block)
-        return by_name
+                blocks_by_name.setdefault(block.figure, []).append(block)
+        return blocks_by_name
 
     def listed_rows(self, table: Table) -> list[int]:
-        """Return the rows of the table of files that the terminal lists without --all, each once, in its order."""
+        """Return the rows of a table that its rankings print without --all, each row once, in the order of printing.
+
+        Table files for people (LaTeX, Markdown) have the same rows.
+        """
         rows: list[int] = []
         for block in self.blocks:
             if isinstance(block, Ranking) and block.table is table:
-                rows += block.shown()
+                rows += block.select_printed_rows()
         return list(dict.fromkeys(rows))
 
     @property

@@ -1,7 +1,8 @@
 """Draw maps of heads: a large one of one column with numbers, or small ones of several columns side by side.
 
-Rows are layers, columns are heads. Kinds of attention have maps of their own, one below the other. Maps of roles
-(`questions.head_roles`) place their cells by the same functions.
+Rows are layers, columns are heads. Each kind of attention (encoder, decoder, cross) has its own map, one below the
+other. `questions.head_roles` places the cells of its maps by the same functions. A baseline is the value that a head
+would have if it attended to all keys alike.
 """
 
 import math
@@ -26,71 +27,71 @@ ONE_WAY, TWO_WAYS = "Blues", "RdBu_r"
 """The colormaps for numbers of one sign, and of both signs."""
 
 LEFT_PX = 50
-"""Room at the left of a map, for the names of layers."""
+"""The width of the names of layers, left of a map."""
 
 TOP_PX = layout.MARGIN_PX + 62
-"""Where the maps of a page begin, below its title."""
+"""The y of the first map of a page, below the title."""
 
 KIND_PX = 54
-"""Room above a map for the name of its kind of attention, where there are several kinds."""
+"""The height of the name of a kind of attention above its map, if there are several kinds."""
 
 HEAD_NAMES_PX = 26
-"""Room above a map for the names of heads."""
+"""The height of the names of heads above a map."""
 
-_FEW_MAPS = 9
-_FEW_COLUMNS = 3
-_MANY_COLUMNS = 5
-"""Up to nine small maps stand three in a row; more maps stand five in a row."""
+_MAX_FEW_MAPS = 9
+_COLUMNS_OF_FEW_MAPS = 3
+_COLUMNS_OF_MANY_MAPS = 5
+"""Up to nine small maps have three columns; more maps have five."""
 
-_SMALL_PX = 1500
-"""Width of a row of small maps on a screen."""
+_SMALL_ROW_PX = 1500
+"""The width of a row of small maps on a screen."""
 
-_BESIDE_PX = 80
-"""Room at both sides of a small map: names of layers at the left, a gap at the right."""
+_SIDES_PX = 80
+"""The width beside a small map: names of layers at the left, a gap at the right."""
 
-_ABOVE_AND_BELOW_PX = 142
-"""Room above and below a small map: title and names of heads above, the colour bar below."""
+_TOP_AND_BOTTOM_PX = 142
+"""The height above and below a small map: title and names of heads above, the colour bar below."""
 
-_MIN_ACROSS_PX = 230
-"""Least distance from the left edge of a small map to that of the next on a screen, so that titles have room."""
+_MIN_MAP_PITCH_PX = 230
+"""The least distance between the left edges of small maps on a screen, so that their titles fit."""
 
-_TALLEST_PX = 3000
-"""Most height of a page of small maps on a screen; further maps go on another page."""
+_MAX_PAGE_PX = 3000
+"""The largest height of a page of small maps on a screen; further maps go on another page."""
 
-_PALE = 0.35
+_PALE_SHARE = 0.35
 """How much of its colour a pale cell keeps, 0 to 1; the rest is white."""
 
 _INTERVAL_SHARE = 0.7
-"""The letters of an interval are at most so large, relative to those of its number."""
+"""The largest font size of an interval, relative to that of its number."""
 
 _MIN_INTERVAL_PX = 9.0
-"""Intervals whose letters would be smaller are left out."""
+"""The smallest font size of an interval; intervals that need a smaller one are left out."""
 
 _MAX_NUMBERS = 100
 _N_LARGEST = 10
 """A large map of up to 100 cells has all their numbers; one of more cells has the ten largest."""
 
-_BASELINE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
+_BASELINE_NOTE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
 
 @dataclass(frozen=True)
 class ColourScale:
-    """The colours of the numbers of a column. A baseline is what a number would be under uniform attention.
+    """The colours of the numbers of a column, and the range of its baselines.
 
     Attributes:
-        low: The number with the first colour. Usually 0; -`high` if any number is negative; a round number just below
-            the smallest one if all are more than half of the largest.
+        low: The number with the first colour. It is 0 unless a number is negative (then -`high`), or all numbers exceed
+            half of the largest (then a round number just below the smallest).
         high: The number with the last colour: the largest absolute number of all heads and baselines.
         baseline: The smallest and the largest baseline of all heads; both NaN if the column has none.
         has_values: Whether any number is defined.
-        write: Writes a number of the column, each with the same decimals.
+        format_value: Formats a number of the column; all numbers get the same decimals.
     """
 
     low: float
     high: float
     baseline: tuple[float, float]
     has_values: bool
-    write: Callable[[float], str]
+    format_value: Callable[[float], str]
 
     @property
     def cmap(self) -> str:
@@ -98,7 +99,7 @@ class ColourScale:
         return TWO_WAYS if self.low < 0 else ONE_WAY
 
     def fraction(self, value: float) -> float:
-        """Return how far along the colours a number is, from 0, the first colour, to 1, the last."""
+        """Return the position of a number on the colour scale, from 0, the first colour, to 1, the last."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     @property
@@ -109,12 +110,12 @@ class ColourScale:
     @property
     def baseline_text(self) -> str:
         """Return the baseline of all heads, such as "0.03", or "0.02 to 0.09" if it depends on the head."""
-        smallest, largest = map(self.write, self.baseline)
+        smallest, largest = map(self.format_value, self.baseline)
         return smallest if smallest == largest else f"{smallest} to {largest}"
 
 
 def scale_of(table: Table, name: str) -> ColourScale:
-    """Return the colours of a column: one scale for all kinds of attention, which holds values and baselines."""
+    """Return the colour scale of a column: one for all kinds of attention, with room for values and baselines."""
     values = table[name][np.isfinite(table[name])]
     baselines = table.companion(name, "baseline")
     baselines = baselines[np.isfinite(baselines)]
@@ -128,7 +129,7 @@ def scale_of(table: Table, name: str) -> ColourScale:
     if smallest < 0:
         low = -largest
     elif largest / 2 < smallest < largest:
-        # All numbers are far from 0: colours begin at a multiple of the step between round ticks, below them.
+        # All numbers are far from 0: the scale begins at the last round tick below them.
         step = layout.nice_ticks(largest - smallest)[1]
         low = max(0.0, math.floor(smallest / step) * step)
     return ColourScale(low, largest, baseline, bool(values.size), writer_for_all(table[name]))
@@ -151,7 +152,7 @@ def grids_of(table: Table) -> dict[str, HeadGrid]:
 
 
 def count_cells(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
-    """Return how many cells the maps of all kinds, one below the other, have across (at most) and down (in all)."""
+    """Return how many cells the maps of all kinds, one below the other, have across (at most) and down (in total)."""
     n_across = max(len(grid.heads) for grid in grids.values())
     n_down = sum(len(grid.layers) for grid in grids.values())
     return n_across, n_down
@@ -159,7 +160,7 @@ def count_cells(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class HeadCells:
-    """The places of the cells of all heads on a page, in pixels.
+    """The positions of the cells of all heads on a page, in pixels.
 
     Attributes:
         grids: The rows and columns of the map of each kind of attention.
@@ -209,7 +210,7 @@ def place_kinds(
 
 
 def name_kinds(page: FigurePage, cells: HeadCells, size_px: float = layout.PANEL_TITLE_PX) -> None:
-    """Write the names of layers and heads beside their cells, and those of kinds of attention if there are several."""
+    """Write the names of layers and heads beside their cells, and the kinds of attention if there are several."""
     for kind, grid in cells.grids.items():
         x, y = cells.map_corners[kind]
         _name_axes(page, (x, y), grid, cells.size, size_px)
@@ -224,18 +225,18 @@ def _name_axes(
     cell_size: tuple[float, float],
     size_px: float,
 ) -> None:
-    """Write the names of layers at the left and of heads above; every n-th where there is no room for all.
+    """Write the names of layers at the left and of heads above; only every n-th name if there is no room for all.
 
     Args:
         page: The page.
         corner: The upper left corner of the map.
         grid: Its layers and heads.
         cell_size: Width and height of a cell.
-        size_px: Size of the letters of layers, and most size of those of heads.
+        size_px: The font size of layers, and the largest font size of heads.
     """
     left, top = corner
     width, height = cell_size
-    # Heads: in a large map, letters shrink with their cells. In small maps, whose letters have 12 pixels, they do not.
+    # Heads. In a large map, letters shrink with the cells. In small maps (size_px = 12) they keep their size.
     size = page.paper.legible_px(min(size_px, width / 1.6) if size_px > 12 else size_px)
     widest = page.lettering.width_px(f"H{grid.heads[-1]}", size)
     step = math.ceil(math.ceil(widest * 1.25) / width)
@@ -257,13 +258,13 @@ def _name_axes(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _SmallMapsPlan:
     """The layout of small maps on pages.
 
     Attributes:
         columns: How many maps stand side by side.
         cell_size: Width and height of a cell in pixels.
-        pitch: Pixels from the corner of one map to that of the next, across and down.
+        pitch: The distance in pixels between the corners of neighbouring maps, across and down.
         max_on_page: How many maps a page has room for.
     """
 
@@ -276,33 +277,33 @@ class _Plan:
 def draw_head_maps(
     report: Report, blocks: Sequence[HeadMap], lettering: Lettering
 ) -> Iterator[FigurePage]:
-    """Yield pages of maps of heads: a single map large, with numbers; several maps small."""
+    """Yield pages of maps of heads: a single map is large, with numbers; several maps are small."""
     if len(blocks) == 1:
-        yield _large_page(report, blocks[0], lettering)
+        yield _draw_large_page(report, blocks[0], lettering)
         return
-    plan = _plan(blocks[0].heads, len(blocks), lettering)
-    # As few pages as possible, with equally many maps on each.
+    plan = _plan_small_maps(blocks[0].heads, len(blocks), lettering)
+    # As few pages as possible, with the same number of maps on each.
     n_pages = math.ceil(len(blocks) / plan.max_on_page)
     n_on_page = math.ceil(len(blocks) / n_pages)
-    for first in range(0, len(blocks), n_on_page):
-        yield _small_page(report, blocks[first : first + n_on_page], plan, lettering)
+    for first_map in range(0, len(blocks), n_on_page):
+        yield _draw_small_page(report, blocks[first_map : first_map + n_on_page], plan, lettering)
 
 
-def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigurePage:
-    """Draw a large map of a column; see `_write_numbers` for the numbers in it."""
+def _draw_large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigurePage:
+    """Draw a large map of a column; `_write_numbers` writes its numbers."""
     table, name = block.heads, block.column
     column = table.columns[name]
     scale = scale_of(table, name)
     grids = grids_of(table)
     paper = lettering.paper
 
-    # The size of cells. On a screen, all layers together are at most 1000 pixels high, unless cells would be lower than
-    # 44 pixels, which a number with an interval needs.
+    # The size of cells. On a screen, all layers are at most 1000 pixels high in total, but a cell is at least 44 pixels
+    # high, which a number with an interval needs.
     n_across, n_down = count_cells(grids)
-    room = paper.room_px - LEFT_PX
-    cell_width = paper.round_px(min(240.0, room / n_across), 24)
-    tallest = max(24 if paper.is_fixed_width else 44, 1000 // n_down)
-    cell_height = max(24, min(round(cell_width * 0.62), 90, tallest))
+    room_px = paper.room_px - LEFT_PX
+    cell_width = paper.round_px(min(240.0, room_px / n_across), 24)
+    max_height = max(24 if paper.is_fixed_width else 44, 1000 // n_down)
+    cell_height = max(24, min(round(cell_width * 0.62), 90, max_height))
 
     # The page with its cells, and the numbers in them.
     width = 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width
@@ -314,14 +315,14 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> FigureP
     _draw_cells(page, table, name, cells, scale)
     notes = _write_numbers(page, table, name, cells, scale)
 
-    # The colour bar, with what colours mean if there is room beside it, and the notes.
-    bar = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room - 20), 14)
+    # The colour bar with the meaning of colours, and the notes.
+    bar_box = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room_px - 20), 14)
     meaning = title_of(column)
     if column.range == (0, 1):
         meaning += ", 0 to 1"
-    _draw_bar(page, bar, scale, layout.CAPTION_PX, 6 if paper.is_narrow else 11, meaning)
+    _draw_bar(page, bar_box, scale, layout.CAPTION_PX, 6 if paper.is_narrow else 11, meaning)
     if scale.has_baseline:
-        notes.insert(0, _BASELINE)
+        notes.insert(0, _BASELINE_NOTE)
     if not np.isfinite(table[name]).all():
         has_dashes = UNDEFINED in {number.text for number in page.cell_numbers}
         notes.append(f"grey: undefined ({UNDEFINED})" if has_dashes else "grey: undefined")
@@ -334,7 +335,7 @@ def _write_numbers(
 ) -> list[str]:
     """Write the numbers of heads, and their intervals, where cells have room for them; return notes that explain them.
 
-    In a map of many cells, where numbers would hide the colours, only the largest absolute numbers are written.
+    In a map of many cells numbers would hide the colours: only the largest absolute numbers are written.
     """
     paper, lettering = page.paper, page.lettering
     cell_width, cell_height = cells.size
@@ -348,27 +349,27 @@ def _write_numbers(
     # The size of letters: the widest number, and the widest interval, must fit a cell.
     size = paper.legible_px(min(18.0, cell_width * 0.26))
     values = table[name].tolist()
-    texts = [scale.write(value) for value in values]
+    texts = [scale.format_value(value) for value in values]
     widest = max(lettering.width_px(text, size) for text in texts)
     has_numbers = cell_width > widest * 1.05 if paper.is_fixed_width else cell_width >= 40
     if not has_numbers:
         return []
     intervals = [_interval_text(scale, low, high) for _, low, high in table.interval(name).tolist()]
-    # The width at letters of one pixel; 0 if no interval is known.
+    # The width at a font size of one pixel; 0 if no interval is known (all texts are empty).
     unit_width = max(lettering.width_px(text, 1.0) for text in intervals)
     interval_size = min(size * _INTERVAL_SHARE, cell_width * 0.94 / unit_width) if unit_width else 0.0
     has_intervals = cell_height >= 44 and interval_size >= max(_MIN_INTERVAL_PX, paper.min_px)
 
-    # Numbers stand in the middle of their cells, or a little higher if intervals stand below them.
+    # Numbers are in the middle of their cells, or a little higher if intervals are below them.
     numbers = []
     cmap = colormap(scale.cmap)
-    rise = cell_height * 0.14 if has_intervals else 0
+    shift_up = cell_height * 0.14 if has_intervals else 0
     corners = cells.corners_of(table)
     for (left, top), value, text, interval in zip(corners, values, texts, intervals, strict=True):
         x = left + 0.5 * cell_width - 1
         y = top + 0.5 * cell_height - 1
         ink = text_color_on(colormap_hex(cmap, scale.fraction(value))) if math.isfinite(value) else FAINT
-        numbers.append(CellNumber(x, y - rise, text, size, ink))
+        numbers.append(CellNumber(x, y - shift_up, text, size, ink))
         if has_intervals and interval:
             numbers.append(CellNumber(x, y + cell_height * 0.22, interval, interval_size, ink))
     page.write_numbers(numbers)
@@ -380,94 +381,93 @@ def _write_numbers(
 def _interval_text(scale: ColourScale, low: float, high: float) -> str:
     """Return an interval such as 0.00–0.03, with as many decimals as the numbers of the map; empty if it is unknown.
 
-    Both ends are written instead of ±, as intervals are not symmetric where a share is near 0 or 1.
+    The text has both ends, not ±, as the interval of a share near 0 or 1 is not symmetric.
     """
     if not math.isfinite(high - low):
         return ""
     # "–−0.03" would be unreadable.
-    joint = " to " if low < 0 else "–"
-    return f"{scale.write(low)}{joint}{scale.write(high)}"
+    separator = " to " if low < 0 else "–"
+    return f"{scale.format_value(low)}{separator}{scale.format_value(high)}"
 
 
-def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
-    """Lay out small maps of the columns of a table; on narrow paper one or two stand side by side."""
+def _plan_small_maps(table: Table, n_maps: int, lettering: Lettering) -> _SmallMapsPlan:
+    """Lay out small maps of the columns of a table; on narrow paper they have one or two columns."""
     paper = lettering.paper
     grids = grids_of(table)
     n_across, n_down = count_cells(grids)
-    columns = _FEW_COLUMNS if n_maps <= _FEW_MAPS else _MANY_COLUMNS
+    columns = _COLUMNS_OF_FEW_MAPS if n_maps <= _MAX_FEW_MAPS else _COLUMNS_OF_MANY_MAPS
     if paper.is_narrow:
-        columns = 1 if n_maps <= _FEW_MAPS else 2
+        columns = 1 if n_maps <= _MAX_FEW_MAPS else 2
     columns = min(n_maps, columns)
-    # Cells as large as the width, and then the height, allows.
-    page_width = paper.room_px if paper.is_fixed_width else _SMALL_PX
-    room = page_width - columns * _BESIDE_PX
-    width = max(4.0, min(58.0, room / columns / n_across))
+    # Cells are as large as the width of the page, and then the height, allows.
+    page_width = paper.room_px if paper.is_fixed_width else _SMALL_ROW_PX
+    room_px = page_width - columns * _SIDES_PX
+    width = max(4.0, min(58.0, room_px / columns / n_across))
     height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
-    # From one map to the next, with titles, labels and the colour bar.
-    across = n_across * width + _BESIDE_PX
+    # The distances between maps, with titles, labels and colour bars.
+    across = n_across * width + _SIDES_PX
     if not paper.is_fixed_width:
-        across = max(across, _MIN_ACROSS_PX)
+        across = max(across, _MIN_MAP_PITCH_PX)
     kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
-    down = n_down * height + kinds_px + _ABOVE_AND_BELOW_PX
+    down = n_down * height + kinds_px + _TOP_AND_BOTTOM_PX
     # As many rows of maps as a page holds.
-    tallest = paper.max_height_px if paper.is_fixed_width else _TALLEST_PX
-    n_rows = max(1, int((tallest - TOP_PX) // down))
-    return _Plan(columns, (width, height), (across, down), columns * n_rows)
+    max_height = paper.max_height_px if paper.is_fixed_width else _MAX_PAGE_PX
+    n_rows = max(1, int((max_height - TOP_PX) // down))
+    return _SmallMapsPlan(columns, (width, height), (across, down), columns * n_rows)
 
 
-def _small_page(
-    report: Report, blocks: Sequence[HeadMap], plan: _Plan, lettering: Lettering
+def _draw_small_page(
+    report: Report, blocks: Sequence[HeadMap], plan: _SmallMapsPlan, lettering: Lettering
 ) -> FigurePage:
-    """Draw a page of small maps, each in its own colours; cells that are not above their baseline are pale."""
+    """Draw a page of small maps, each in its own colours; cells that do not exceed their baseline are pale."""
     paper = lettering.paper
     grids = grids_of(blocks[0].heads)
-    page = FigurePage(
-        paper.figure_width_px(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering
-    )
+    width = 2 * layout.MARGIN_PX + plan.columns * plan.pitch[0]
+    page = FigurePage(paper.figure_width_px(width, 900), lettering)
     n_heads = amount(len(blocks[0].heads), "head")
     page.write_header(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
 
     # Maps side by side, row by row.
-    room = plan.pitch[0] - 30
+    room_px = plan.pitch[0] - 30
     corners = layout.grid_corners(len(blocks), plan.columns, (layout.MARGIN_PX, TOP_PX), plan.pitch)
     scales = [scale_of(block.heads, block.column) for block in blocks]
     for block, scale, (left, top) in zip(blocks, scales, corners, strict=True):
-        # The title of a map, with its meaning and its largest value.
+        # The title of a map, and lines with its meaning and its largest value.
         column = block.heads.columns[block.column]
-        lines = [_largest(block.heads, block.column, scale)]
+        lines = [_describe_largest(block.heads, block.column, scale)]
         if column.meaning and not paper.is_fixed_width:
             lines.insert(0, printable(column.meaning, 200))
-        page.write_title(left, top, lettering.fit(title_of(column), 14, 0.88 * room))
+        page.write_title(left, top, lettering.fit(title_of(column), 14, 0.88 * room_px))
         for number, line in enumerate(lines, 1):
-            text = lettering.fit(line, layout.CAPTION_PX, room)
+            text = lettering.fit(line, layout.CAPTION_PX, room_px)
             page.write(left, top + 18 * number, text, layout.CAPTION_PX, ha="left", color=FAINT)
-        # Where kinds of attention have names, the name of the first one stands at the height of these lines.
-        first_top = top + 46 - (KIND_PX if len(grids) > 1 else 0)
-        cells, bottom = place_kinds(grids, plan.cell_size, left, first_top)
+        # If there are several kinds of attention, the name of the first one stands beside these lines.
+        maps_top = top + 46 - (KIND_PX if len(grids) > 1 else 0)
+        cells, bottom = place_kinds(grids, plan.cell_size, left, maps_top)
         name_kinds(page, cells, 12.0)
-        _draw_cells(page, block.heads, block.column, cells, scale, fades=True)
-        bar = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _BESIDE_PX), 11
-        _draw_bar(page, bar, scale, 11.5, max_ticks=3)
+        _draw_cells(page, block.heads, block.column, cells, scale, has_pale_cells=True)
+        bar_box = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _SIDES_PX), 11
+        _draw_bar(page, bar_box, scale, 11.5, max_ticks=3)
 
     # Notes below the last row of maps.
     n_rows = math.ceil(len(blocks) / plan.columns)
     notes = ["rows: layers, columns: heads; each map has its own colours"]
     if any(scale.has_baseline for scale in scales):
-        notes += [_BASELINE, "pale: not above it, where any head is"]
+        notes += [_BASELINE_NOTE, "pale: not above it, where any head is"]
     for block in blocks:
         notes += block.notes
     page.end_with_notes(TOP_PX + n_rows * plan.pitch[1], [*notes, *report.problems])
     return page
 
 
-def _largest(table: Table, name: str, scale: ColourScale) -> str:
-    """Say which head has the largest value of a column; the largest absolute value if any is negative."""
+def _describe_largest(table: Table, name: str, scale: ColourScale) -> str:
+    """Return a line on the head with the largest value of a column; the largest absolute value if any is negative."""
     magnitudes = np.abs(table[name]) if scale.low < 0 else table[name]
     if not np.isfinite(magnitudes).any():
         return "undefined for all heads"
     row = int(np.nanargmax(magnitudes))
     names = table.head_names(with_kind=len(set(table["kind"])) > 1)
-    return f"largest {scale.write(table[name][row])}, {printable(names[row])}"
+    return f"largest {scale.format_value(table[name][row])}, {printable(names[row])}"
 
 
 def _draw_cells(
@@ -477,30 +477,30 @@ def _draw_cells(
     cells: HeadCells,
     scale: ColourScale,
     *,
-    fades: bool = False,
+    has_pale_cells: bool = False,
 ) -> None:
     """Draw coloured cells of heads; grey where the number is undefined.
 
-    If `fades`, heads that are not above their baseline are pale. No head is pale if none is above its baseline, or if
-    the column has negative numbers.
+    If `has_pale_cells`, heads that do not exceed their baseline are pale. No head is pale if no head
+    exceeds its baseline, or if the column has negative numbers.
     """
     baseline = table.companion(name, "baseline")
-    drawn = page.draw_cells(
+    drawn_cells = page.draw_cells(
         cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.fraction
     )
-    if not fades or scale.low < 0 or not (table[name] > baseline).any():
+    if not has_pale_cells or scale.low < 0 or not (table[name] > baseline).any():
         return
-    # The same cells again, in paler colours.
-    faded = [drawn[row] for row in np.flatnonzero(table[name] <= baseline)]
+    # These cells are drawn a second time, in paler colours.
+    faded = [drawn_cells[row] for row in np.flatnonzero(table[name] <= baseline)]
     page.fill_boxes(
-        [box for box, _ in faded], [blend_colors(_PALE, "#ffffff", color) for _, color in faded]
+        [box for box, _ in faded], [blend_colors(_PALE_SHARE, "#ffffff", color) for _, color in faded]
     )
 
 
 def _draw_bar(
-    page: FigurePage, bar: Box, scale: ColourScale, size_px: float, max_ticks: int, meaning: str = ""
+    page: FigurePage, bar_box: Box, scale: ColourScale, size_px: float, max_ticks: int, meaning: str = ""
 ) -> None:
-    """Draw the colour bar and the baseline, with at most `max_ticks` round numbers or else those at the ends and 0."""
+    """Draw the colour bar and the baseline. If round numbers exceed `max_ticks`, the ends and 0 are the ticks."""
     if not scale.has_values:
         return
     limits = scale.low, scale.high
@@ -508,14 +508,13 @@ def _draw_bar(
     if len(ticks) > max_ticks:
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else limits
     size_px = page.paper.legible_px(size_px)
-    texts = tick_texts(ticks)
-    # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
+    # A bar with at most three ticks belongs to a small map, close to other bars: its numbers stay within its width.
     is_inset = page.paper.is_fixed_width and max_ticks <= 3
     page.draw_colour_bar(
-        bar,
+        bar_box,
         scale.cmap,
         limits,
-        ticks=texts,
+        ticks=tick_texts(ticks),
         size_px=size_px,
         color=FAINT,
         meaning=meaning,
@@ -524,22 +523,21 @@ def _draw_bar(
     if not scale.has_baseline:
         return
 
-    # The baseline: a line across the bar at its smallest and its largest value, and a triangle below their middle.
-    x, y, width, height = bar
-    ends = {x + width * scale.fraction(value) for value in scale.baseline}
-    page.draw_lines(
-        [[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5
-    )
-    below = y + height + size_px * 2.4
-    middle = scale.fraction(sum(scale.baseline) / 2)
-    triangle_x = x + width * middle
-    page.write(triangle_x, below, "▲", size_px, ha="center", color=INK)
-    # The value stands on that side of the triangle that has more of the bar. It is left out if it does not fit: a note
-    # explains the triangle in any case.
-    words = f"uniform {scale.baseline_text}"
-    words_width = page.lettering.width_px(words, size_px) * 1.04 + size_px
+    # The baseline: a line across the bar at the smallest and at the largest baseline, and a triangle between them.
+    x, y, width, height = bar_box
+    line_xs = {x + width * scale.fraction(value) for value in scale.baseline}
+    lines = [[(line_x, y - 4), (line_x, y + height + 3)] for line_x in sorted(line_xs)]
+    page.draw_lines(lines, color=INK, width_px=1.5)
+    label_y = y + height + size_px * 2.4
+    middle_share = scale.fraction(sum(scale.baseline) / 2)
+    triangle_x = x + width * middle_share
+    page.write(triangle_x, label_y, "▲", size_px, ha="center", color=INK)
+    # The label stands on the side of the triangle with more of the bar. If it does not fit, it is left out: a note
+    # below the map explains the triangle anyway.
+    label = f"uniform {scale.baseline_text}"
+    label_width = page.lettering.width_px(label, size_px) * 1.04 + size_px
     right_edge = min(x + width + LEFT_PX, page.width_px - layout.MARGIN_PX / 2)
-    if middle < 0.5 and triangle_x + words_width <= right_edge:
-        page.write(triangle_x + size_px * 0.7, below, words, size_px, ha="left", color=INK)
-    elif middle >= 0.5 and triangle_x - words_width >= x - LEFT_PX:
-        page.write(triangle_x - size_px * 0.7, below, words, size_px, ha="right", color=INK)
+    if middle_share < 0.5 and triangle_x + label_width <= right_edge:
+        page.write(triangle_x + size_px * 0.7, label_y, label, size_px, ha="left", color=INK)
+    elif middle_share >= 0.5 and triangle_x - label_width >= x - LEFT_PX:
+        page.write(triangle_x - size_px * 0.7, label_y, label, size_px, ha="right", color=INK)

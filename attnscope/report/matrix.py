@@ -1,4 +1,7 @@
-"""Draw matrices of numbers, and grids with a cell for each head, in the terminal."""
+"""Draw matrices of numbers, and grids with a cell for each head, in the terminal.
+
+Widths are in character cells of the terminal; a wide character, such as a Chinese one, takes two.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +18,7 @@ from attnscope.report.numbers import four_decimals
 from attnscope.report.plain_text import cut
 
 _MAX_ROWS = 24
-"""How many rows of a matrix are printed; a longer one loses rows in the middle."""
+"""The most rows of a matrix that are printed; a longer matrix loses rows in the middle."""
 
 _COLUMN_CELLS = 10
 """The largest width of the label of a column, in cells of the terminal."""
@@ -26,11 +29,11 @@ _LABEL_CELLS = 12
 _INDENT = 4
 """Blanks before the labels of rows."""
 
-_OMITTED = "…"
-"""Stands in the place of rows or columns that are left out."""
+_OMISSION_MARK = "…"
+"""Is printed in place of rows or columns that are left out."""
 
 _MIN_NAME_CELLS = 5
-"""The narrowest cells of a grid of heads above which H11 is written; above narrower ones it is 11."""
+"""The least width of cells below the name H11; narrower cells of a grid of heads stand below the name 11."""
 
 
 def draw_matrix(
@@ -43,8 +46,9 @@ def draw_matrix(
 ) -> Text:
     """Return a table of numbers with four decimals, with labels above its columns and at the left of its rows.
 
-    If the terminal is too narrow, columns that have labels go on below, in blocks. Columns without labels go on
-    nowhere: "…" stands for some in the middle, as it does for the middle rows of a long matrix.
+    If the terminal is too narrow, columns with labels are printed in several blocks, one below the other. Columns
+    without labels are printed in one block, with "…" in place of the middle ones. A long matrix has "…" in place of
+    its middle rows.
 
     Args:
         values: The numbers, (row, column).
@@ -55,27 +59,30 @@ def draw_matrix(
     """
     n_rows, n_columns = values.shape
     headers = [cut(safe(label), _COLUMN_CELLS) for label in column_labels or ()]
-    texts = [list(map(four_decimals, row)) for row in values]
-    # The column of the largest number of each row, (row,); -1 = no number is bold.
-    largest = np.full(n_rows, -1)
+    number_texts = [list(map(four_decimals, row)) for row in values]
+    # The column of the bold number of each row, (row,); -1, which equals no column, if no number is bold.
+    bold_columns = np.full(n_rows, -1)
     if bold and n_columns:
-        largest = np.nanargmax(values, 1)
+        bold_columns = np.nanargmax(values, 1)
 
-    # Widths, in cells of the terminal. Two blanks stand before each number.
-    width = 2 + max(map(cell_len, chain(headers, *texts)), default=6)
+    # The width of all columns, with two blanks before each number, and the width left of them.
+    width = 2 + max(map(cell_len, chain(headers, *number_texts)), default=6)
     labels: list[str] = []
     margin = 2
     if row_labels:
         labels = [cut(safe(label), _LABEL_CELLS) for label in row_labels]
         margin = _INDENT + max(map(cell_len, labels))
 
-    # The columns of each block, as many as stand side by side. None stands for those that are left out.
-    room = max(2, (console.width - margin) // width)
+    # The indices of the columns of each block, with None in place of the columns that are left out.
+    columns_per_block = max(2, (console.width - margin) // width)
     if column_labels is None:
-        blocks = [_leave_out_middle(n_columns, room, 1)]
+        blocks = [_omit_middle(n_columns, columns_per_block, 1)]
     else:
         columns: list[int | None] = list(range(n_columns))
-        blocks = [columns[first : first + room] for first in range(0, n_columns, room)]
+        blocks = [
+            columns[first : first + columns_per_block]
+            for first in range(0, n_columns, columns_per_block)
+        ]
 
     # Block by block: the labels of its columns, then its rows.
     text = Text(no_wrap=True, overflow="crop")
@@ -83,50 +90,51 @@ def draw_matrix(
         if block_index and n_rows > 1:
             text.append("\n")
         if column_labels is not None:
-            line = "".join(
-                _flush_right(headers[column], width) for column in block if column is not None
+            header_line = "".join(
+                _align_right(headers[column], width) for column in block if column is not None
             )
-            text.append(f"{' ' * margin}{line}\n", style="dim")
-        for row in _leave_out_middle(n_rows, _MAX_ROWS, _MAX_ROWS // 2):
+            text.append(f"{' ' * margin}{header_line}\n", style="dim")
+        for row in _omit_middle(n_rows, _MAX_ROWS, _MAX_ROWS // 2):
             if labels:
-                label = _OMITTED if row is None else labels[row]
+                label = _OMISSION_MARK if row is None else labels[row]
                 text.append(" " * _INDENT)
                 text.append(label + " " * (margin - _INDENT - cell_len(label)), style="dim")
             else:
                 text.append(" " * margin)
             if row is not None:
                 for column in block:
-                    number = _OMITTED if column is None else texts[row][column]
-                    style = "bold" if largest[row] == column else ""
-                    text.append(_flush_right(number, width), style=style)
+                    number = _OMISSION_MARK if column is None else number_texts[row][column]
+                    style = "bold" if bold_columns[row] == column else ""
+                    text.append(_align_right(number, width), style=style)
             text.append("\n")
     text.rstrip()
     return text
 
 
-def _flush_right(text: str, cells: int) -> str:
+def _align_right(text: str, cells: int) -> str:
     return " " * (cells - cell_len(text)) + text
 
 
-def _leave_out_middle(n: int, most: int, n_last: int) -> list[int | None]:
-    """Return the indices from 0 to n - 1. If they are more than `most`, None stands in the place of the middle ones.
+def _omit_middle(n_items: int, max_items: int, n_last_items: int) -> list[int | None]:
+    """Return the indices of `n_items` items; if there are more than `max_items`, None replaces the middle ones.
 
-    The `n_last` last ones stay, and before the None as many of the first ones as `most` allows.
+    The result then has `max_items` entries: first indices, None, and the `n_last_items` last indices. For
+    example, 9 items, 5 at most, with 2 last ones give [0, 1, None, 7, 8].
     """
-    if n <= most:
-        return list(range(n))
-    return [*range(most - n_last - 1), None, *range(n - n_last, n)]
+    if n_items <= max_items:
+        return list(range(n_items))
+    return [*range(max_items - n_last_items - 1), None, *range(n_items - n_last_items, n_items)]
 
 
-def room_for_heads(layers: Sequence[int], width: int) -> int:
-    """Return the width of a terminal that is left for heads, beside the names of layers."""
-    return width - len(_margin(layers))
+def find_width_for_heads(layers: Sequence[int], width: int) -> int:
+    """Return the width that the names of layers at the left leave for the cells of heads."""
+    return width - len(_make_margin(layers))
 
 
 def draw_head_grid(
     layers: Sequence[int],
     heads: Sequence[int],
-    cell: int,
+    cell_width: int,
     width: int,
     append_cell: Callable[[Text, int, int], object],
 ) -> Text:
@@ -134,19 +142,19 @@ def draw_head_grid(
 
     Args:
         layers: The layers, ascending.
-        heads: The head indices, ascending. Those that have no room beside each other go on below.
-        cell: Width of a cell.
+        heads: The head indices, ascending. If the terminal is too narrow, they are printed in several blocks.
+        cell_width: Width of a cell.
         width: Width of the terminal.
-        append_cell: Appends to a text the cell of a head: `(text, layer, head)`.
+        append_cell: Appends the cell of a head to a text, `cell_width` characters wide: `(text, layer, head)`.
     """
-    margin = _margin(layers)
-    per_block = max(1, room_for_heads(layers, width) // cell)
+    margin = _make_margin(layers)
+    heads_per_block = max(1, find_width_for_heads(layers, width) // cell_width)
     text = Text(no_wrap=True, overflow="crop")
-    for first in range(0, len(heads), per_block):
-        block = heads[first : first + per_block]
+    for first in range(0, len(heads), heads_per_block):
+        block = heads[first : first + heads_per_block]
         if first:
             text.append("\n")
-        text.append(f"{margin}{_head_names(block, cell)}\n", style="dim")
+        text.append(f"{margin}{_format_head_names(block, cell_width)}\n", style="dim")
         for layer in layers:
             text.append(f"L{layer}".rjust(len(margin) - 1) + " ", style="dim")
             for head in block:
@@ -156,19 +164,19 @@ def draw_head_grid(
     return text
 
 
-def _margin(layers: Sequence[int]) -> str:
-    """Return blanks as wide as the widest name of a layer."""
+def _make_margin(layers: Sequence[int]) -> str:
+    """Return blanks as wide as the name of the last layer, which is the widest, and a blank after it."""
     return " " * len(f"L{layers[-1]} ")
 
 
-def _head_names(heads: Sequence[int], cell: int) -> str:
-    """Return the line above the columns of heads: H11, or 11 in narrow cells.
+def _format_head_names(heads: Sequence[int], cell_width: int) -> str:
+    """Return the line of names above the columns of heads: H11, or 11 above narrow cells.
 
-    If 11 with its blank is wider than a cell, only every second or third head has its number.
+    If a number and the blank after it are wider than a cell, only every second or third head has its number.
     """
-    if cell >= _MIN_NAME_CELLS:
-        return "".join(f"H{head}".rjust(cell - 1) + " " for head in heads)
-    step = math.ceil(len(f"{heads[-1]} ") / cell)
-    names = "".join(f"{head:<{step * cell}}" for head in heads[::step]).rstrip()
-    # Cells of width four hold the letters of a head's roles behind a blank; numbers begin above the letters.
-    return f" {names}" if cell == 4 else names
+    if cell_width >= _MIN_NAME_CELLS:
+        return "".join(f"H{head}".rjust(cell_width - 1) + " " for head in heads)
+    head_step = math.ceil(len(f"{heads[-1]} ") / cell_width)
+    names = "".join(f"{head:<{head_step * cell_width}}" for head in heads[::head_step]).rstrip()
+    # `questions.head_roles` draws cells of width 4, which begin with a blank: numbers begin one column further right.
+    return f" {names}" if cell_width == 4 else names

@@ -1,4 +1,7 @@
-"""Draw attention maps, or differences of them, side by side in the same colours."""
+"""Draw attention maps, or differences of two maps, side by side in the same colours.
+
+A panel is one map of the page, with its title and the labels of its axes.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,18 +20,18 @@ from attnscope.report.blocks import Report
 from attnscope.report.head_maps import ONE_WAY, TWO_WAYS
 from attnscope.report.numbers import tick_texts
 
-AXES = "rows: queries (attend) · columns: keys (are attended to)"
+AXES_NOTE = "rows: queries (attend) · columns: keys (are attended to)"
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One map of a page.
+    """A map of a page.
 
     Attributes:
-        title: The title above it.
+        title: The title above the map.
         values: Attention weights, or differences of weights, (query, key).
-        queries: The labels of its rows.
-        keys: The labels of its columns.
+        queries: The labels of the rows.
+        keys: The labels of the columns.
     """
 
     title: str
@@ -41,21 +44,21 @@ class Panel:
 class Panels:
     """A page of maps in the same colours: attention weights, or differences of weights.
 
-    Colours of weights begin at 0. Those of differences are symmetric about 0, which is white.
+    The colour scale of weights begins at 0. The colour scale of differences is symmetric about 0, which is white.
 
     Attributes:
         title: The title of the figure, after the model.
         panels: The maps.
-        notes: Sentences on how to read them.
+        notes: Sentences on how to read the maps.
         difference_meaning: What a number means if the maps hold differences; empty = they hold weights.
         max_panel_px: The largest width of a map.
-        is_fitted: Whether the darkest colour stands for the largest weight of all maps. If not, it stands for 1. That
-            of differences always stands for the largest one.
+        is_fitted: Whether the darkest colour of weights stands for the largest weight of all maps. If not, it stands
+            for 1. The darkest colour of differences always stands for the largest difference.
     """
 
     title: str
     panels: Sequence[Panel]
-    notes: Sequence[str] = (AXES,)
+    notes: Sequence[str] = (AXES_NOTE,)
     difference_meaning: str = ""
     max_panel_px: float = math.inf
     is_fitted: bool = False
@@ -63,37 +66,42 @@ class Panels:
     def draw(self, report: Report, lettering: Lettering) -> MapsPage:
         """Return a page with all maps and their colour bar."""
         maps = [panel.values for panel in self.panels]
-        # The scale ends at 1, or at the largest value of all maps; at 1, too, if they hold nothing but 0.
+        # The scale ends at 1 or at the largest value of all maps. If all values are 0, it ends at 1.
         high = 1.0
         if self.difference_meaning or self.is_fitted:
             high = max(float(np.nan_to_num(np.abs(values)).max(initial=0.0)) for values in maps) or 1.0
         limits = (-high if self.difference_meaning else 0.0, high)
-        # If all maps have the same tokens, their labels are drawn once.
-        axes = [(panel.queries, panel.keys) for panel in self.panels]
-        if len({*axes}) == 1:
-            axes = axes[:1]
+        # One entry of `map_axes` stands for all maps: if all have the same tokens, the labels are drawn once.
+        map_axes = [(panel.queries, panel.keys) for panel in self.panels]
+        if len({*map_axes}) == 1:
+            map_axes = map_axes[:1]
         weight_meaning = "attention weight: the share of a query's attention that a key gets"
         figure = MapsFigure(
             subtitle=report.subtitle,
             notes=(*self.notes, *report.footer),
-            axes=tuple(axes),
+            axes=tuple(map_axes),
             titles=tuple(panel.title for panel in self.panels),
             meaning=self.difference_meaning or weight_meaning,
             cmap=TWO_WAYS if self.difference_meaning else ONE_WAY,
             max_panel_px=self.max_panel_px,
-            # Fonts are chosen that have all letters of these texts, too.
+            # Texts outside the figure for which fonts with all letters are needed, too.
             font_texts=(report.model, self.title),
         )
         # Maps with more cells than the paper has pixels are pooled: a block of `page.pool` x `page.pool` values becomes
-        # the one that is farthest from 0, with its sign. Without pooling, both maps below are the values themselves.
+        # the one that is farthest from 0, with its sign. Without pooling, `max_pooled` and
+        # `min_pooled` are both the values themselves.
         page = MapsPage(figure, lettering.paper)
-        pooled = []
+        pooled_maps = []
         for values in maps:
-            highest = max_pool(values.astype(np.float32), page.pool)
-            lowest = -max_pool(-values.astype(np.float32), page.pool)
-            pooled.append(np.where(highest >= -lowest, highest, lowest))
+            max_pooled = max_pool(values.astype(np.float32), page.pool)
+            min_pooled = -max_pool(-values.astype(np.float32), page.pool)
+            pooled_maps.append(np.where(max_pooled >= -min_pooled, max_pooled, min_pooled))
         ticks = tick_texts(layout.ticks_between(*limits))
         page.set_values(
-            f"{report.model} · {self.title}", pooled, [limits] * len(maps), bar_ends=limits, ticks=ticks
+            f"{report.model} · {self.title}",
+            pooled_maps,
+            [limits] * len(maps),
+            bar_ends=limits,
+            ticks=ticks,
         )
         return page

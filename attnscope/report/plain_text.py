@@ -1,6 +1,6 @@
-"""Print text safely: no control character reaches the terminal, and characters that it cannot show become ASCII.
+"""Print text safely: no control character reaches the terminal, and symbols that it cannot encode become ASCII.
 
-Also the small pieces that tables and reports are made of: labels cut to a width, headings, dim lines, shades.
+The module also makes small parts of tables and reports: labels cut to a width, headings, dim lines, shaded cells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnscope.errors import one_line, safe
 if TYPE_CHECKING:
     from attnscope.results.result import Result
 
-_ASCII = str.maketrans(
+_ASCII_REPLACEMENTS = str.maketrans(
     {
         "√": "sqrt ",
         "·": "*",
@@ -43,8 +43,8 @@ _ASCII = str.maketrans(
 )
 """What is printed instead of attnscope's own symbols if the encoding of the terminal lacks them."""
 
-_USUAL_WIDTH = 80
-"""Characters in a line of a terminal of unknown width."""
+_FALLBACK_WIDTH = 80
+"""The width of lines, in characters, if the width of the terminal is unknown."""
 
 
 class _PlainConsole(Console):
@@ -53,10 +53,10 @@ class _PlainConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        replaced = {} if has_unicode(self) else _ASCII
+        replacements = {} if has_unicode(self) else _ASCII_REPLACEMENTS
         for segment in super().render(renderable, options):
-            text = segment.text.translate(replaced)
-            # Line breaks are no printable characters, and stay.
+            text = segment.text.translate(replacements)
+            # `isprintable` is also False for line breaks, which must stay: each line is made safe on its own.
             if not segment.control and not text.isprintable():
                 text = "\n".join(map(safe, text.split("\n")))
             yield Segment(text, segment.style, segment.control)
@@ -67,37 +67,38 @@ def open_console(**options: Any) -> Console:
     console = _PlainConsole(markup=False, emoji=False, **options)
     # A terminal that does not know its size says 0.
     if console.width < 1:
-        console.width = _USUAL_WIDTH
+        console.width = _FALLBACK_WIDTH
     return console
 
 
 def print_record(record: Result, console: Console, **options: Any) -> None:
-    """Print a record by the function that `results.kinds` names as its `show`, and below it what failed in the study.
+    """Print a record by the `show` function of its kind in `results.kinds`, then a line for each failure of the study.
 
-    `options` are parameters of that function, as `Kind.shown_with` lists them.
+    `options` are keyword arguments of that function, which `ResultKind.shown_with` lists.
     """
-    view = record.record_kind().resolve("show")(record, console, **options)
-    if view is not None:
-        console.print(view)
-    for line in record.failed:
-        console.print(Text(one_line(line), style="bold"))
+    renderable = record.record_kind().resolve("show")(record, console, **options)
+    # None = with these options there is nothing to print.
+    if renderable is not None:
+        console.print(renderable)
+    for failure in record.failed:
+        console.print(Text(one_line(failure), style="bold"))
 
 
 _NOTEBOOK_WIDTH = 110
-"""Characters in a line of a notebook, which scrolls what is wider."""
+"""The width of lines in a notebook, in characters."""
 
-_PAGE = '<pre style="font-family: monospace; line-height: 1.2; overflow-x: auto">{code}</pre>'
+_HTML_TEMPLATE = '<pre style="font-family: monospace; line-height: 1.2; overflow-x: auto">{code}</pre>'
 
 
 def to_html(record: Result) -> str:
     """Return what the terminal prints of a result, with its colours, as HTML for a notebook."""
     console = open_console(record=True, file=io.StringIO(), width=_NOTEBOOK_WIDTH, force_jupyter=False)
     print_record(record, console)
-    return console.export_html(inline_styles=True, code_format=_PAGE)
+    return console.export_html(inline_styles=True, code_format=_HTML_TEMPLATE)
 
 
 def cut(label: str, cells: int, *, at_word: bool = False) -> str:
-    """Return a label that is at most `cells` wide in a terminal; a longer one is cut and ends in "…".
+    """Return a label that is at most `cells` wide in a terminal; a longer label is cut and ends in "…".
 
     With `at_word` it is cut between words.
     """
@@ -105,15 +106,15 @@ def cut(label: str, cells: int, *, at_word: bool = False) -> str:
         return label
     if cells < 1:
         return ""
-    begin = set_cell_size(label, cells - 1)
-    # A word that the cut goes through is left out as a whole.
-    if at_word and " " in begin and not label[len(begin)].isspace():
-        begin = begin.rpartition(" ")[0]
-    return begin.rstrip(" ,;:(") + "…"
+    start = set_cell_size(label, cells - 1)
+    # Without a blank right after the cut, the cut goes through a word: the word is left out.
+    if at_word and " " in start and not label[len(start)].isspace():
+        start = start.rpartition(" ")[0]
+    return start.rstrip(" ,;:(") + "…"
 
 
 def has_unicode(console: Console) -> bool:
-    """Return whether the encoding of the terminal is UTF-8 or another of Unicode."""
+    """Return whether the encoding of the terminal is UTF-8, UTF-16 or UTF-32."""
     return console.encoding.lower().startswith("utf")
 
 
@@ -128,14 +129,14 @@ def list_numbers(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
 
 
 def dim_lines(lines: Iterable[str]) -> list[RenderableType]:
-    """Return lines in a dim colour, such as notes below a table; empty ones are left out."""
+    """Return lines in a dim colour, such as notes below a table; empty lines are left out."""
     return [Text(line, style="dim") for line in lines if line]
 
 
 def shade(share: float, pale: str, dark: str) -> Style:
-    """Return a style whose background is a mixture of two colours, "#rrggbb", and whose letters stand out on it.
+    """Return a style whose background is a mixture of two colours, "#rrggbb": `pale` at a share of 0, `dark` at 1.
 
-    A share of 0 is `pale`, 1 is `dark`.
+    The letters are black or white, whichever is more legible.
     """
     color = blend_colors(share, pale, dark)
     return Style(color=text_color_on(color), bgcolor=color)

@@ -1,4 +1,7 @@
-"""Print tables in a terminal: choose which columns fit, wrap or are dropped, and name the dropped ones below."""
+"""Print tables in a terminal. In a narrow terminal columns wrap or are dropped; a line below names the dropped ones.
+
+Widths are in character cells of the terminal. A `Grid` here is a table of the library rich.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,26 +22,27 @@ class TextColumn:
     """A column of a table: its cells, its width, and how soon a narrow terminal drops it.
 
     Attributes:
-        name: Its header, and its name in the line about dropped columns.
-        cell: Returns the cell of a row.
-        right: Whether it is flush right, as numbers are.
-        wraps: Whether it may be narrower than its widest cell, which then takes several lines.
-        least: Its least width in cells of the terminal.
-        drop: Its priority to be dropped: columns of the largest number go first, and together. 0 = never.
-        style: The style of its cells.
+        name: The header, which also names the column in the line about dropped columns.
+        make_cell: Returns the text of the cell of a row.
+        is_right_aligned: Whether the cells are aligned right, as numbers are.
+        wraps: Whether the column may be narrower than its widest cell, which then takes several lines.
+        min_width: The least width of the column.
+        drop_priority: Columns with the highest priority are dropped first, all at once. A column with 0 is never
+            dropped.
+        style: The style of the cells.
     """
 
     name: str
-    cell: Callable[[Any], str | Text]
-    right: bool = False
+    make_cell: Callable[[Any], str | Text]
+    is_right_aligned: bool = False
     wraps: bool = False
-    least: int = 1
-    drop: int = 0
+    min_width: int = 1
+    drop_priority: int = 0
     style: StyleType = ""
 
 
 class TextTable:
-    """Rows under named columns. No letter of a cell is lost.
+    """A table that adapts to the width of the terminal. No letter of a shown cell is lost.
 
     If the terminal is narrow, columns wrap first. Then columns are dropped by their priority, and a line below the
     table says which, and how to see them. If even the columns that are never dropped do not fit, their cells break.
@@ -51,90 +55,100 @@ class TextTable:
         rows = list(rows)
         self._columns = columns
         self._gap = gap
-        self._header = header
-        # By column: its cells, its least width, and its width where nothing wraps.
+        self._has_header = header
+        # By column: the cells, the least width, and the width without wrapping.
         self._cells: list[list[Text]] = []
-        self._least_widths: list[int] = []
-        self._whole_widths: list[int] = []
+        self._min_widths: list[int] = []
+        self._unwrapped_widths: list[int] = []
         for column in columns:
-            cells = [_make_text(column.cell(row)) for row in rows]
-            least, whole = self._measure(column, cells)
+            cells = [_make_text(column.make_cell(row)) for row in rows]
+            min_width, unwrapped_width = self._measure_column(column, cells)
             self._cells.append(cells)
-            self._least_widths.append(least)
-            self._whole_widths.append(whole)
+            self._min_widths.append(min_width)
+            self._unwrapped_widths.append(unwrapped_width)
 
     def fit(self, width: int) -> tuple[list[str], list[str]]:
         """Return the names of the columns that fit a terminal of this width, and of those that are dropped."""
-        shown, dropped = self._choose(width)
-        return self._names(shown), self._names(dropped)
+        shown_indices, dropped_indices = self._choose_columns(width)
+        return self._list_names(shown_indices), self._list_names(dropped_indices)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        shown, dropped = self._choose(width)
-        yield self._grid(shown, width)
-        if dropped:
-            names = ", ".join(dict.fromkeys(self._names(dropped)))
+        shown_indices, dropped_indices = self._choose_columns(width)
+        yield self._build_grid(shown_indices, width)
+        if dropped_indices:
+            dropped_names = ", ".join(dict.fromkeys(self._list_names(dropped_indices)))
             yield Text(
-                f"not shown in {width} columns: {names}; a wider terminal or --json shows all",
+                f"not shown in {width} columns: {dropped_names}; a wider terminal or --json shows all",
                 style="dim",
             )
 
-    def _names(self, indices: Sequence[int]) -> list[str]:
+    def _list_names(self, indices: Sequence[int]) -> list[str]:
         return [self._columns[index].name for index in indices]
 
-    def _measure(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
-        """Return the least width of a column, and its width if nothing wraps."""
-        header = column.name.split("\n") if self._header else []
+    def _measure_column(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
+        """Return the least width of a column, and its width without wrapping."""
+        header = column.name.split("\n") if self._has_header else []
         lines = chain(header, *(cell.plain.split("\n") for cell in cells))
-        whole = max(map(cell_len, lines), default=1)
+        unwrapped_width = max(map(cell_len, lines), default=1)
         if not column.wraps:
-            width = max(whole, column.least)
+            width = max(unwrapped_width, column.min_width)
             return width, width
-        # Words of the header and numbers never break; long words of other cells may.
-        unbroken = [*header]
-        if column.right:
-            unbroken += [cell.plain for cell in cells]
-        words = " ".join(unbroken).split()
-        longest_word = max(map(cell_len, words), default=1)
-        return min(whole, max(column.least, longest_word)), whole
+        # Words of the header and numbers (cells that are aligned right) never break; long words of other cells may.
+        unbreakable_texts = [*header]
+        if column.is_right_aligned:
+            unbreakable_texts += [cell.plain for cell in cells]
+        unbreakable_words = " ".join(unbreakable_texts).split()
+        longest_word_width = max(map(cell_len, unbreakable_words), default=1)
+        return min(unwrapped_width, max(column.min_width, longest_word_width)), unwrapped_width
 
-    def _choose(self, width: int) -> tuple[list[int], list[int]]:
+    def _choose_columns(self, width: int) -> tuple[list[int], list[int]]:
         """Return the indices of the columns that are shown, and of those that are dropped."""
-        shown = list(range(len(self._columns)))
-        # Each width here has a gap behind it, the last one too: so there is room for one gap more.
-        while sum(self._least_widths[index] + self._gap for index in shown) > width + self._gap:
-            soonest = max(self._columns[index].drop for index in shown)
-            if not soonest:
+        shown_indices = list(range(len(self._columns)))
+        # The sum counts a gap after each column; the gap after the last one needs no room.
+        while sum(self._min_widths[index] + self._gap for index in shown_indices) > width + self._gap:
+            max_priority = max(self._columns[index].drop_priority for index in shown_indices)
+            if not max_priority:
                 break
-            shown = [index for index in shown if self._columns[index].drop < soonest]
-        return shown, [index for index in range(len(self._columns)) if index not in shown]
+            shown_indices = [
+                index for index in shown_indices if self._columns[index].drop_priority < max_priority
+            ]
+        return shown_indices, [
+            index for index in range(len(self._columns)) if index not in shown_indices
+        ]
 
-    def _fit_widths(self, shown: Sequence[int], width: int) -> list[int]:
+    def _fit_widths(self, shown_indices: Sequence[int], width: int) -> list[int]:
         """Return the width of each column that is shown.
 
         The widest column that wraps shrinks first; if that is not enough, the cells of all columns break.
         """
-        room = max(len(shown), width - self._gap * (len(shown) - 1))
-        widths = [self._whole_widths[index] for index in shown]
-        least = [self._least_widths[index] for index in shown]
-        if sum(least) > room:
-            widths = least
-            least = [1] * len(shown)
-        while sum(widths) > room:
-            # The widest column that may still shrink; of equal ones, the first.
-            shrinkable = [place for place in range(len(shown)) if widths[place] > least[place]]
+        available_width = max(len(shown_indices), width - self._gap * (len(shown_indices) - 1))
+        widths = [self._unwrapped_widths[index] for index in shown_indices]
+        min_widths = [self._min_widths[index] for index in shown_indices]
+        if sum(min_widths) > available_width:
+            widths = min_widths
+            min_widths = [1] * len(shown_indices)
+        while sum(widths) > available_width:
+            # The widest column that is above its least width shrinks by 1; of equally wide columns, the first.
+            shrinkable = [
+                position
+                for position in range(len(shown_indices))
+                if widths[position] > min_widths[position]
+            ]
             widths[max(shrinkable, key=widths.__getitem__)] -= 1
         return widths
 
-    def _grid(self, shown: Sequence[int], width: int) -> Grid:
-        """Return the columns that are shown as a table of rich."""
+    def _build_grid(self, shown_indices: Sequence[int], width: int) -> Grid:
+        """Return a table of rich with the columns that are shown."""
         padding = (0, self._gap, 0, 0)
         grid = Grid(
-            box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=padding
+            box=None, pad_edge=False, header_style="dim", show_header=self._has_header, padding=padding
         )
-        for index, column_width in zip(shown, self._fit_widths(shown, width), strict=True):
+        for index, column_width in zip(
+            shown_indices, self._fit_widths(shown_indices, width), strict=True
+        ):
             column = self._columns[index]
-            justify: Literal["left", "right"] = "right" if column.right else "left"
+            justify: Literal["left", "right"] = "right" if column.is_right_aligned else "left"
             grid.add_column(
                 Text(column.name),
                 justify=justify,
@@ -142,11 +156,11 @@ class TextTable:
                 width=column_width,
                 overflow="fold",
             )
-        for row in zip(*(self._cells[index] for index in shown), strict=True):
+        for row in zip(*(self._cells[index] for index in shown_indices), strict=True):
             grid.add_row(*row)
         return grid
 
 
 def _make_text(cell: str | Text) -> Text:
-    """Return a cell as a text of rich, without control characters."""
+    """Return a cell as a text of rich; control characters of a string are replaced."""
     return Text(safe(cell)) if isinstance(cell, str) else cell

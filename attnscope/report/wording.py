@@ -1,4 +1,8 @@
-"""Name models, texts and measures for every view, and say what is wrong with the texts of a record."""
+"""Name models, texts and measures for the terminal, figures and pages, and report problems of the texts of a record.
+
+The corpus of a record is a dict of plain values that describes its texts. All values from files may hold control
+characters: `printable` makes them safe to show.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,17 @@ if TYPE_CHECKING:
 PICTURES = "pictures"
 RECORDINGS = "recordings"
 NEEDLES = "needles"
-"""What `corpus["of"]` says of the texts of a record: pictures (the tokens are patches), recordings, or needles in
-haystacks. A corpus of plain texts has no "of"."""
+"""The type of the inputs, `corpus["of"]`: pictures (the tokens are patches), recordings, or needles in haystacks. A
+corpus of plain texts has no "of"."""
 
-_GIVEN = "texts"
-"""Stands in `corpus["sources"]` for texts that came from no file."""
+_NO_FILE_SOURCE = "texts"
+"""The entry of `corpus["sources"]` for texts that came from no file."""
 
-_TEXT_NOUNS = {PICTURES: "picture", RECORDINGS: "recording", NEEDLES: "needle", "pairs": "pair"}
-"""What one text is called, by `corpus["of"]`."""
+_NOUNS_BY_TYPE = {PICTURES: "picture", RECORDINGS: "recording", NEEDLES: "needle", "pairs": "pair"}
+"""The singular noun for an input, by `corpus["of"]`."""
 
-_MAX_SOURCES = 3
-"""How many files a line names."""
+_MAX_NAMED_FILES = 3
+"""The most files that a line names."""
 
 
 def printable(text: object, most: int = 200) -> str:
@@ -58,18 +62,18 @@ def report_on(
 ) -> Report:
     """Return the report of a result. Its model, source and problems are those of the result.
 
-    `fields` are other fields of `Report`; these three, too, if they shall be others.
+    `fields` are further fields of `Report`. They may also replace the model, the source or the problems.
     """
-    defaults = {
+    default_fields = {
         "model": model_of(result.run),
         "source": corpus_line(result),
         "problems": corpus_notes(result),
     }
-    return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **defaults | fields)
+    return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **default_fields | fields)
 
 
 def run_notes(run: Mapping[str, Any]) -> list[str]:
-    """Return the notes of a run, such as that a model was cut, each on one line."""
+    """Return the notes of a run, each on one line, such as a note that layers of the model were left out."""
     return [" ".join(str(note).split()) for note in run.get("notes", ())]
 
 
@@ -79,23 +83,23 @@ def is_of_pictures_or_sound(record: Any) -> bool:
 
 
 def corpus_line(record: Any) -> str:
-    """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions if they counted."""
+    """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions if it is recorded."""
     corpus = record.corpus
     kind = corpus.get("of")
     plain_noun = "paragraph" if corpus.get("split") == "paragraph" else "text"
     counts = []
     if corpus.get("n_texts") is not None:
-        counts.append(amount(corpus["n_texts"], _TEXT_NOUNS.get(str(kind), plain_noun)))
+        counts.append(amount(corpus["n_texts"], _NOUNS_BY_TYPE.get(str(kind), plain_noun)))
     if corpus.get("n_tokens") is not None:
-        # Nouns with an irregular plural have both forms.
-        token = ("patch", "patches") if kind == PICTURES else ("token",)
-        counts.append(amount(corpus["n_tokens"], *token))
+        # `amount` takes a singular, and a plural only if it is irregular.
+        token_nouns = ("patch", "patches") if kind == PICTURES else ("token",)
+        counts.append(amount(corpus["n_tokens"], *token_nouns))
     if corpus.get("n_predictions"):
         counts.append(amount(corpus["n_predictions"], "prediction"))
-    files = [source for source in corpus.get("sources", ()) if source != _GIVEN]
-    names = [printable(file, 60) for file in files[:_MAX_SOURCES]]
-    if len(files) > _MAX_SOURCES:
-        names.append(f"and {len(files) - _MAX_SOURCES} more")
+    files = [source for source in corpus.get("sources", ()) if source != _NO_FILE_SOURCE]
+    names = [printable(file, 60) for file in files[:_MAX_NAMED_FILES]]
+    if len(files) > _MAX_NAMED_FILES:
+        names.append(f"and {len(files) - _MAX_NAMED_FILES} more")
     # Some records have no counts, and some no files.
     parts = [", ".join(counts), ", ".join(names)]
     return ": ".join(filter(None, parts))
@@ -104,52 +108,52 @@ def corpus_line(record: Any) -> str:
 def corpus_notes(result: Any) -> list[str]:
     """Return a sentence on each problem of the texts: an interrupted run, copies, unknown words, unreadable texts."""
     corpus = result.corpus
-    # What the texts are called, and what those are called that could not be read.
-    texts = "texts"
-    unread = "parts of the texts"
-    if corpus.get("of") in _TEXT_NOUNS:
-        texts = corpus["of"]
-        unread = texts
+    # The plural nouns for the texts and for the texts that could not be read.
+    texts_noun = "texts"
+    unread_noun = "parts of the texts"
+    if corpus.get("of") in _NOUNS_BY_TYPE:
+        texts_noun = corpus["of"]
+        unread_noun = texts_noun
     notes = []
     if is_interrupted(corpus):
-        notes.append(f"it was stopped early: these are the {texts} up to there")
+        notes.append(f"it was stopped early: these are the {texts_noun} up to there")
     if n_copies := corpus.get("n_copies"):
         notes.append(
             f"{amount(n_copies, 'text is', 'texts are')} left out: copies of a text count once, "
             "and texts of one template twice"
         )
-    if unknown := corpus.get("unknown_words"):
-        notes.append(printable(unknown))
+    if unknown_words := corpus.get("unknown_words"):
+        notes.append(printable(unknown_words))
     if problems := corpus.get("problems"):
-        notes.append(_problems_line(problems, unread))
+        notes.append(_problems_line(problems, unread_noun))
     return notes
 
 
-def _problems_line(problems: Sequence[Any], plural: str) -> str:
-    """Return a line on texts that could not be read or studied: how many they are, and why the first could not."""
-    first = problems[0]
-    where = printable(first.get("source", ""))
-    if first.get("line") is not None:
-        where += f", line {first['line']}"
-    reason = f"{where}: {printable(first.get('reason', ''))}"
+def _problems_line(problems: Sequence[Any], noun: str) -> str:
+    """Return a line on texts that could not be read or studied: their number, and the reason of the first one."""
+    first_problem = problems[0]
+    location = printable(first_problem.get("source", ""))
+    if first_problem.get("line") is not None:
+        location += f", line {first_problem['line']}"
+    reason = f"{location}: {printable(first_problem.get('reason', ''))}"
     if len(problems) > 1:
-        return f"left out: {len(problems)} {plural}; first {reason}"
+        return f"left out: {len(problems)} {noun}; first {reason}"
     return f"left out: {reason}"
 
 
 def hidden_tokens(kind: str) -> str:
-    """Return how the tokens are called that `--hide-special` leaves out of encoder, decoder or cross attention.
+    """Return the name of the tokens that `--hide-special` hides in encoder, decoder or cross attention.
 
-    In a decoder the first token is among them: `Tokens.sinks` says why.
+    In a decoder it also hides the first token, as that is a sink: many heads attend to it without using it.
     """
     return "special tokens and the first token" if kind == "decoder" else "special tokens"
 
 
 def change_notes(record: Heatmap, kind: str) -> list[str]:
-    """Return a note on each change that was made to the maps of a record, such as tokens that are hidden.
+    """Return a note on each change that the user made to the maps of a record, such as hidden tokens.
 
     Args:
-        record: The record; its `changes` are the names of the changes, in their order.
+        record: The record. Its `changes` are the names of the changes, in the order in which they were made.
         kind: The kind of attention of the maps: encoder, decoder or cross.
     """
     notes = {

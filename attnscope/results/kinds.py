@@ -1,7 +1,7 @@
-"""List the kinds of results: what each is called, its files, and the functions that show it.
+"""List the kinds of results: the name, the files and the functions of each kind.
 
 Classes and functions are named by strings: "questions.ablate:Ablation" is `attnscope.questions.ablate.Ablation`. They
-are imported when they are used, so that commands start fast. `output` and `results.result` read this list.
+are imported on first use, so that commands start fast. `output` and `results.result` read this list.
 """
 
 import importlib
@@ -20,25 +20,25 @@ TABLE_FORMATS = ("csv", "latex", "md")
 """Formats that hold one table of a result; a user can choose its columns."""
 
 SUFFIXES = {"latex": "tex"}
-"""The suffix of files by their format, where it is not the name of the format."""
+"""The suffix of files by format. Every other format is its own suffix."""
 
 LOSSLESS = "npz"
-"""The format that results are loaded from."""
+"""The format that results are loaded from, without loss. All other formats are for people and other programs."""
 
 SIZES = ("width", "dpi", "font_size", "caption", "font")
-"""Options of paper and letters, which every figure has."""
+"""Options of the paper and the fonts, which every figure has."""
 
-_NO_OPTIONS = ("draws_maps", "full_result", "prints_summary")
-"""Parameters of `show` that `output` sets, not an option of the user.
+_INTERNAL_PARAMETERS = ("draws_maps", "full_result", "prints_summary")
+"""Parameters of `show` that `output` sets: users have no option for them.
 
-They say whether maps are drawn, from which record heads were picked, and whether the answer alone is printed.
+They say whether maps are printed, from which record heads were picked, and whether only the answer is printed.
 """
 
 CHOICE_OF_HEADS = ("pick", "layers", "heads")
 """Options that choose which heads of a result are shown."""
 
 PAGE = "pages:page_of_record"
-"""The function that makes every HTML page."""
+"""The function that makes the HTML page of a result of any kind."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,25 @@ class ResultKind:
     """A kind of result. Its class and its functions are strings, "module:name"; `resolve` imports them.
 
     Attributes:
-        name: Its name in schemas: "heads" of "attnscope.heads/2".
-        noun: What people call a result of this kind, without an article.
-        result: Its class.
-        command: The command that makes it; empty = its name.
-        stem: The name of its files in a folder, without their suffix; empty = its name.
-        data_formats: The formats of its files that are neither figures nor pages.
-        usual_formats: The formats that are written if the user names none.
-        show: The function that returns what the terminal prints: `(result, console, **shown_with)`.
-        draw: The function that yields its figures: `(result, style, **drawn_with)`; empty = it has none.
+        name: Its name in schemas, such as "heads" in "attnscope.heads/2".
+        noun: What messages call a result of this kind, without an article.
+        result: The class of its results, a subclass of `Result`.
+        command: The command that makes its results; empty = `name`.
+        stem: The name of its files in a folder, without suffix; empty = `name`.
+        data_formats: The formats of its data files: neither figures nor pages.
+        usual_formats: The formats that commands write unless the user names formats.
+        show: The function that returns what the terminal prints: `(result, console, **options)`.
+        draw: The function that yields the pages of its figures: `(result, style, **options)`; empty = it has none.
         glance: The function that returns the PNG that a notebook shows: `(result)`; empty = a notebook shows what the
             terminal prints.
         query: The function that checks `--query`, and refuses one that names no token: `(result, query)`; empty = it
-            has no such option.
-        page: The function that returns its HTML page: `(result, findings=...)`; empty = it has none.
-        shown_with: The keyword arguments of `show`: options, and some of `_NO_OPTIONS`.
-        drawn_with: The keyword arguments of `draw`, all of them options.
-        other_options: Its options that neither `show` nor `draw` takes: they change the style of figures, or choose
-            heads and change the record before.
+            has no option --query.
+        page: The function that returns its HTML page: `(result, findings=...)`; empty = it has no page.
+        shown_with: The names of the keyword arguments of `show`: options of the user, and some
+            of `_INTERNAL_PARAMETERS`.
+        drawn_with: The names of the keyword arguments of `draw`, all of them options of the user.
+        other_options: Its options that neither `show` nor `draw` takes. They set the style of figures, or change the
+            record before it is shown, for example to some of its heads.
     """
 
     name: str
@@ -84,33 +85,33 @@ class ResultKind:
 
     @property
     def with_article(self) -> str:
-        """Return what people call a result of this kind, such as "an atlas"."""
+        """Return `noun` with its article, such as "an atlas"."""
         article = "an" if self.noun[0] in "aeiou" else "a"
         return f"{article} {self.noun}"
 
     @property
     def hint(self) -> str:
-        """Return the hint of errors about a file that is no result of this kind."""
+        """Return the hint of errors for files that hold no result of this kind."""
         return f"give the {self.file_name(LOSSLESS)} that `{self.command or self.name}` wrote"
 
     @property
     def figure_formats(self) -> tuple[str, ...]:
-        """Return the formats of its figures; empty if it has none."""
+        """Return the formats of its figures; empty if it has no figures."""
         return FIGURE_FORMATS if self.draw else ()
 
     @property
     def page_formats(self) -> tuple[str, ...]:
-        """Return the formats of its page; empty if it has none."""
+        """Return the formats of its page; empty if it has no page."""
         return PAGE_FORMATS if self.page else ()
 
     @property
     def options(self) -> tuple[str, ...]:
         """Return the names of all its options of `attnscope show`, each once."""
-        # A dict keeps the order.
+        # The dict serves as an ordered set.
         names = dict.fromkeys((*self.shown_with, *self.drawn_with, *self.other_options))
         if self.draw:
             names |= dict.fromkeys(SIZES)
-        return tuple(name for name in names if name not in _NO_OPTIONS)
+        return tuple(name for name in names if name not in _INTERNAL_PARAMETERS)
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -125,6 +126,7 @@ class ResultKind:
         """Raise a UsageError if a name is not in `options`."""
         for name in names:
             if name not in self.options:
+                # The field `caption` belongs to the flag --no-caption.
                 option = "no-caption" if name == "caption" else name.replace("_", "-")
                 raise UsageError(f"{self.with_article} has no --{option}", "leave it out")
 
@@ -134,9 +136,9 @@ class ResultKind:
 
 
 MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
-"""Options of figures of maps, beside `SIZES`."""
+"""Options of figures of attention maps, besides `SIZES`."""
 
-_ALL = (
+_ALL_KINDS = (
     ResultKind(
         "heatmap",
         "record of attention",
@@ -223,7 +225,7 @@ _ALL = (
     ),
 )
 
-KINDS = {kind.name: kind for kind in _ALL}
+KINDS = {kind.name: kind for kind in _ALL_KINDS}
 """The kinds by their name."""
 
 
@@ -231,33 +233,33 @@ def kind_of_schema(schema: str) -> ResultKind:
     """Return the kind of a schema such as "attnscope.heads/2".
 
     Raises:
-        ValueError: This version does not know it.
+        ValueError: This version does not know the kind.
     """
-    # A damaged file may name something else than a text.
+    # In a damaged file the schema may be no text.
     name = str(schema).partition("/")[0].removeprefix("attnscope.")
     if name not in KINDS:
         raise ValueError(f"it holds {schema!r}, which this version cannot read")
     return KINDS[name]
 
 
-def find_record(path: Path, first: ResultKind | None = None) -> Path:
+def find_record(path: Path, preferred_kind: ResultKind | None = None) -> Path:
     """Return the file of a result: the path itself, or if that is a folder, the file of a result in it.
 
     A folder that holds no result is returned as it is: reading it raises an error that says so.
 
     Args:
         path: The file, or the folder that a command wrote it into.
-        first: The kind that is taken if the folder holds results of several kinds; None = the first of `KINDS`.
+        preferred_kind: The kind to look for before all others; None = the order of `KINDS`.
     """
     if not path.is_dir():
         return path
     kinds = [*KINDS.values()]
-    if first is not None:
-        kinds.insert(0, first)
+    if preferred_kind is not None:
+        kinds.insert(0, preferred_kind)
     for kind in kinds:
-        file = path / kind.file_name(LOSSLESS)
-        if file.is_file():
-            return file
+        record_path = path / kind.file_name(LOSSLESS)
+        if record_path.is_file():
+            return record_path
     return path
 
 

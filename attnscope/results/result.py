@@ -1,4 +1,4 @@
-"""Hold what a study returns: tables, arrays along their rows, and where they come from. NumPy only.
+"""Hold what a study returns: tables, arrays along their rows, and their provenance. This module needs NumPy only.
 
 `attnscope.questions` has a subclass of `Result` for each question, which declares its tables and arrays; `Result`
 checks, saves, loads and draws them.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from attnscope.report.blocks import Report
 
 _DESCRIPTION = "record"
-"""The member of an npz file that holds the JSON of `describe`; all others are `arrays`."""
+"""The name of the array in an npz file that holds the JSON of `describe`; all others are those of `arrays`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,16 +52,17 @@ class Result:
         COMPRESSED: Whether its npz file is compressed.
         TABLES: The columns that each table must have, by its name without a kind. A CSV file holds the first table.
         ARRAYS: The declarations of its arrays. Each may have companions as columns do, such as `effect_low`.
-        CSV: The names of two tables, if a CSV file has a row for each pair of their rows; empty = the first table.
+        CSV: The names of two tables if a CSV file has a row for each pair of their rows; empty = it holds the first
+            table.
         run: How it was made: model, sha256, versions, dtype, device, notes. Plain JSON values.
         corpus: The texts: sources, n_texts, n_tokens, sha256, problems, complete. Plain JSON values.
         options: The options of the study, and further facts about the result. Plain JSON values.
         tables: The tables by name.
-        grids: The arrays of `ARRAYS` by name; the method `arrays` returns the values of columns, too.
+        grids: The arrays that `ARRAYS` declares, by name. The method `arrays` also returns the columns of tables.
     """
 
     SCHEMA: ClassVar[str]
-    # NumPy pads all texts of a column to the longest one, so files shrink much.
+    # Compression shrinks files much, as NumPy pads all texts of a column to the length of the longest.
     COMPRESSED: ClassVar[bool] = True
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {}
     ARRAYS: ClassVar[Sequence[Array]] = ()
@@ -78,7 +79,7 @@ class Result:
         return self.grids[name] if name in self.grids else self.table(name)
 
     def table(self, name: str) -> Table:
-        """Return a table by name; an empty one if the study did not make it.
+        """Return a table by name; an empty table if the study did not make it.
 
         Raises:
             KeyError: No such table is declared.
@@ -92,21 +93,21 @@ class Result:
         values = self.grids[name]
         unknown = np.full(values.shape, np.nan)
         # The low ends of "effect:cross" are in "effect_low:cross".
-        base, colon, kind = name.partition(":")
-        low = self.grids.get(f"{base}_low{colon}{kind}", unknown)
-        high = self.grids.get(f"{base}_high{colon}{kind}", unknown)
+        base_name, colon, kind = name.partition(":")
+        low = self.grids.get(f"{base_name}_low{colon}{kind}", unknown)
+        high = self.grids.get(f"{base_name}_high{colon}{kind}", unknown)
         return np.stack([values, low, high], -1)
 
     @property
     def head_names(self) -> list[str]:
         """Return the name of each row of its table of heads, such as L3H1; "cross L3H1" if it has several kinds."""
         heads = self.table("heads")
-        kinds = self.run.get("kinds") or heads["kind"].tolist()
-        return heads.head_names(with_kind=len({*kinds}) > 1)
+        attention_kinds = self.run.get("kinds") or heads["kind"].tolist()
+        return heads.head_names(with_kind=len({*attention_kinds}) > 1)
 
     @property
     def file_table(self) -> Table:
-        """Return its first table, which files of one table hold unless `CSV` names two."""
+        """Return its first table, which CSV, LaTeX and Markdown files hold unless `CSV` names two tables."""
         return self.table(next(iter(self.TABLES)))
 
     @property
@@ -115,37 +116,40 @@ class Result:
         return not len(self.file_table)
 
     def report(self) -> Report:
-        """Return what the terminal, figures and pages show of it. Subclasses may take options of how it is shown."""
+        """Return what the terminal, figures and pages show of the result. Subclasses may take options."""
         raise NotImplementedError
 
     def select(self, table: str, rows: Any) -> Self:
-        """Return the result with some rows of a table alone. Arrays along the table lose the other rows, too.
+        """Return the result with only some rows of a table. Arrays along the table lose the other rows, too.
 
         Columns of other tables that hold indices of its rows (`Column.refers_to`) get the new indices; -1 if the row is
         gone.
 
         Args:
             table: The name of the table.
-            rows: A mask, or indices of rows in the order that they are to have.
+            rows: A boolean mask, or indices of rows in their new order.
         """
         n_rows = len(self.table(table))
         chosen = np.arange(n_rows)[rows]
-        # The new index of each row by its old one. Rows that are gone have -1. So has the entry after the last row: the
-        # old index -1, which means no row, reads that one.
+        # The new index of each row, by its old index; -1 for rows that are gone. The extra last entry stays -1: the old
+        # index -1, which means no row, reads that entry.
         new_indices = np.full(n_rows + 1, -1)
         new_indices[chosen] = np.arange(len(chosen))
-        tables = {name: _renumber(other, table, new_indices) for name, other in self.tables.items()}
+        tables = {
+            name: _renumber_references(other_table, table, new_indices)
+            for name, other_table in self.tables.items()
+        }
         tables[table] = tables[table].select(chosen)
         # Arrays lose the rows along each axis that follows the table.
         grids = dict(self.grids)
         for name in grids:
-            for axis, axis_name in enumerate(self._array(name).axes):
+            for axis, axis_name in enumerate(self._find_array(name).axes):
                 if axis_name == table:
                     grids[name] = np.take(grids[name], chosen, axis)
         return replace(self, tables=tables, grids=grids)
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the result with some heads alone, each (layer, head), of every kind of attention.
+        """Return the result with only some heads, each (layer, head), of every kind of attention.
 
         Raises:
             UsageError: It has no such head.
@@ -155,14 +159,15 @@ class Result:
         chosen = self.select(
             "heads", [layer_head in wanted for layer_head in self.table("heads").layer_heads]
         )
-        # A table whose first column refers to rows of another, such as terms of heads, loses rows whose row is gone.
+        # A table whose first column refers to rows of another table, such as terms of heads, loses the rows whose head
+        # is gone: their index is -1.
         for name, columns in self.TABLES.items():
             if columns[0].refers_to and name in chosen.tables:
                 chosen = chosen.select(name, chosen.table(name)[columns[0].name] >= 0)
         return chosen
 
     def require_heads(self, picked: Sequence[tuple[int, int]]) -> None:
-        """Raise a UsageError if it lacks one of some heads, each (layer, head)."""
+        """Raise a UsageError if any of these heads, each (layer, head), is not in the result."""
         layer_heads = self.table("heads").layer_heads
         for layer, head in picked:
             if (layer, head) not in layer_heads:
@@ -182,16 +187,16 @@ class Result:
         return kind_of_schema(cls.SCHEMA)
 
     def __repr__(self) -> str:
-        parts = [repr(self.run["model"])] if "model" in self.run else []
+        descriptions = [repr(self.run["model"])] if "model" in self.run else []
         if "n_texts" in self.corpus:
-            parts.append(amount(self.corpus["n_texts"], "text"))
-        parts += [f"{len(table)} {name}" for name, table in self.tables.items()]
-        return f"{type(self).__name__}({', '.join(parts)})"
+            descriptions.append(amount(self.corpus["n_texts"], "text"))
+        descriptions += [f"{len(table)} {name}" for name, table in self.tables.items()]
+        return f"{type(self).__name__}({', '.join(descriptions)})"
 
     # Files
 
     def describe(self) -> dict[str, Any]:
-        """Return everything but the values of columns and arrays, the schema first."""
+        """Return everything except the values of columns and arrays, the schema first."""
         # Files declare their columns, so that other programs can read them.
         columns = {}
         for name, table in self.tables.items():
@@ -215,8 +220,10 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return `describe`, tables as lists of rows, and arrays as nested lists; NaN and infinities are None."""
         tables = {name: table.as_dicts() for name, table in self.tables.items()}
-        document: dict[str, Any] = to_plain({**self.describe(), **tables, **self.grids}, finite_or_none)
-        return document
+        json_values: dict[str, Any] = to_plain(
+            {**self.describe(), **tables, **self.grids}, finite_or_none
+        )
+        return json_values
 
     def to_json(self, **members: Any) -> str:
         """Return `as_json` as one document, with further members such as the files that were written."""
@@ -226,42 +233,42 @@ class Result:
         """Return the names of columns, then all rows, of the table that CSV, LaTeX and Markdown files hold."""
         if not self.CSV:
             return self.file_table.rows()
-        # A row for each pair of rows of the two tables: indices of the rows of both, (pair,).
-        first, second = (self.table(name) for name in self.CSV)
-        outer, inner = np.indices((len(first), len(second))).reshape(2, -1)
-        columns = {**first.select(outer).values, **second.select(inner).values}
-        # An array along both tables is a column. If it has an axis of a third table before them, each row of that table
-        # becomes a column, with the row's name behind the name of the array.
+        # A row for each pair of rows of the two tables. These are the indices of the rows of a pair, each (pair,).
+        first_table, second_table = (self.table(name) for name in self.CSV)
+        first_rows, second_rows = np.indices((len(first_table), len(second_table))).reshape(2, -1)
+        columns = {**first_table.select(first_rows).values, **second_table.select(second_rows).values}
+        # An array along both tables becomes a column. If its first axis follows a third table, each row of that table
+        # gives a column, such as "effect_clean": the name of the array, then the name of the row.
         for name, values in self.grids.items():
-            axes = self._array(name).axes
+            axes = self._find_array(name).axes
             if axes == self.CSV:
                 columns[name] = values.ravel()
             elif axes[1:] == self.CSV:
-                for label, matrix in zip(self.table(axes[0])["name"].tolist(), values, strict=True):
-                    columns[f"{name}_{label}"] = matrix.ravel()
+                for label, pair_values in zip(self.table(axes[0])["name"].tolist(), values, strict=True):
+                    columns[f"{name}_{label}"] = pair_values.ravel()
         return Table({}, columns).rows()
 
     @property
     def usual_columns(self) -> Sequence[str]:
-        """Return the columns that table files have unless the user asks for all or names some; none = all."""
+        """Return the columns that table files have unless the user asks for all or names some; empty = all columns."""
         return ()
 
-    def _chosen_rows(self, columns: Sequence[str], *, every: bool) -> Iterator[Sequence[Any]]:
-        """Yield `rows` with some columns only; see `to_csv` for the arguments.
+    def _iterate_chosen_rows(self, columns: Sequence[str], *, every: bool) -> Iterator[Sequence[Any]]:
+        """Yield the names of the chosen columns, then their values of each row; see `to_csv` for the arguments.
 
         Raises:
             UsageError: It has no such column.
         """
-        # First come the names of the columns.
+        # The first row of `rows` has the names of the columns.
         rows = iter(self.rows())
         header = list(next(rows))
-        # The hint of the error does not list companions such as effect_low.
-        known = [name for name in header if name.rpartition("_")[2] not in COMPANIONS]
+        # The hint of the error does not suggest companions, such as effect_low.
+        known_columns = [name for name in header if name.rpartition("_")[2] not in COMPANIONS]
         for name in columns:
             if name not in header:
-                raise UsageError(f"there is no column {name!r}", suggest(name, known))
-        usual = [] if every else [name for name in self.usual_columns if name in header]
-        indices = [header.index(name) for name in columns or usual or header]
+                raise UsageError(f"there is no column {name!r}", suggest(name, known_columns))
+        usual_names = [] if every else [name for name in self.usual_columns if name in header]
+        indices = [header.index(name) for name in columns or usual_names or header]
         yield [header[index] for index in indices]
         for row in rows:
             yield [row[index] for index in indices]
@@ -270,8 +277,8 @@ class Result:
         """Return the table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty.
 
         Args:
-            every: Whether it has all columns, not only the usual ones.
-            columns: The names of its columns, in their order; none = as `every` says.
+            every: Whether the table has all columns, not only the usual ones.
+            columns: The names of its columns, in their order; empty = the columns that `every` selects.
         """
         return self.to_table("csv", every=every, columns=columns)
 
@@ -280,10 +287,10 @@ class Result:
     ) -> str:
         """Return the table in one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs.
 
-        LaTeX and Markdown are for people: columns have their labels, and without `every` the rows are those that the
-        terminal lists; all, if it lists none. `shown` are options of `report` that choose them, such as `sort`.
+        LaTeX and Markdown are for people. Columns have labels in place of names. Without `every`, the rows are those
+        that the terminal lists, or all rows if it lists none. `shown` are options of `report`, such as `sort`.
         """
-        rows = self._chosen_rows(columns, every=every)
+        rows = self._iterate_chosen_rows(columns, every=every)
         if format_name != "csv":
             header, *body = rows
             listed = [] if every else self.listed_rows(**shown)
@@ -296,7 +303,7 @@ class Result:
         return self.report(**shown).listed_rows(self.file_table)
 
     def to_npz(self) -> bytes:
-        """Return an npz file: its arrays, and the bytes of the JSON of `describe`; NaN and infinities stay."""
+        """Return the bytes of an npz file: its arrays, and the JSON of `describe` as bytes. NaN and infinities stay."""
         file = io.BytesIO()
         description = np.frombuffer(json.dumps(to_plain(self.describe())).encode(), np.uint8)
         save = np.savez_compressed if self.COMPRESSED else np.savez
@@ -306,13 +313,14 @@ class Result:
     def save(
         self, path: str | Path, *, every: bool = False, columns: Sequence[str] = (), **shown: Any
     ) -> Path:
-        """Write the result whole or not at all. The suffix of the file names the format; `.npz` is without loss.
+        """Write the result to a file, completely or not at all. The suffix names the format; `.npz` is without loss.
 
         Args:
             path: The name of the file.
             every: Whether a table has all columns and rows; see `to_table`.
-            columns: The columns of a table (`.csv`, `.tex`, `.md`), in their order; none = as `every` says.
-            shown: Which rows `.tex` and `.md` have; see `to_table`.
+            columns: The columns of a table (`.csv`, `.tex`, `.md`), in their order; empty = the columns that
+                `every` selects.
+            shown: Options that choose the rows of `.tex` and `.md`; see `to_table`.
 
         Raises:
             AttnscopeError: Results of this kind have no such format, there is no such column, or the file cannot be
@@ -358,14 +366,14 @@ class Result:
 
     @classmethod
     def rebuild(cls, description: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        """Return the result whose `describe` and `arrays` returned these; damaged ones may raise any error."""
-        # Arrays with a slash in their name are columns: "heads/effect".
+        """Return the result from what its `describe` and `arrays` returned. Damaged values may raise any error."""
+        # Arrays with a slash in their name are columns of tables, such as "heads/effect".
         tables = {}
         for name, columns in description["columns"].items():
-            declared = {column["name"]: Column.rebuild(column) for column in columns}
+            columns_by_name = {column["name"]: Column.rebuild(column) for column in columns}
             prefix = f"{name}/"
             values = {key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)}
-            tables[name] = Table(declared, values)
+            tables[name] = Table(columns_by_name, values)
         grids = {name: arrays[name] for name in arrays if "/" not in name and name != _DESCRIPTION}
         return cls(description["run"], description["corpus"], description["options"], tables, grids)
 
@@ -384,7 +392,7 @@ class Result:
         """Refuse tables and arrays that are not as the class declares them.
 
         Raises:
-            ValueError: One is not declared; has another shape, type or range; or a head is there twice.
+            ValueError: A table or an array is not declared, or has another shape, type or range. A head occurs twice.
         """
         # Tables have the columns that are declared for their name.
         sizes = {name: len(table) for name, table in tables.items()}
@@ -395,7 +403,7 @@ class Result:
         # Arrays have the axes, the type and the range that are declared.
         axis_sizes = sizes
         for name, values in grids.items():
-            array = cls._array(name)
+            array = cls._find_array(name)
             axis_sizes = require_shape(name, values, array.axes, axis_sizes, tables)
             require_values(name, values, array, sizes)
         if "heads" in tables and "layer" in tables["heads"]:
@@ -404,7 +412,7 @@ class Result:
                 raise ValueError("two of its heads are the same")
 
     @classmethod
-    def _array(cls, name: str) -> Array:
+    def _find_array(cls, name: str) -> Array:
         """Return the declaration of an array or of its companion, such as `effect_low`."""
         return find_declaration(_base_name(name), {array.name: array for array in cls.ARRAYS})
 
@@ -416,7 +424,7 @@ class Result:
         return "fixed"
 
     def style(self, **options: Any) -> Any:
-        """Return how its figures are drawn, a `drawing.style.Style`; options that are None have their defaults.
+        """Return the style of its figures, a `drawing.style.Style`. Options that are None get their defaults.
 
         Raises:
             UsageError: There is no such scale, colormap, size or font.
@@ -434,10 +442,10 @@ class Result:
         measures: str | None = None,
         **style: Any,
     ) -> list[Path]:
-        """Draw its figures into a folder, each file whole or not at all.
+        """Draw its figures into a folder. Each file is written completely or not at all.
 
         Args:
-            folder: The folder; made if it is not there.
+            folder: The folder, which is made if it does not exist.
             formats: Some of "png", "svg", "pdf".
             query: For maps: also draw the attention of this token in all heads; a token, a word, or its place, `@3`.
                 For a picture: lay this token's attention over it; see `attnscope.picture_heatmap`.
@@ -459,10 +467,10 @@ class Result:
                     f"{kind.with_article} is not drawn as {name!r}", ", ".join(kind.figure_formats)
                 )
         options = {"query": query, "measures": measures}
-        # Options of the terminal alone are refused as unknown ones are.
+        # Without `shown_with`, options that only the terminal has are refused like unknown options.
         chosen = [name for name, value in {**style, **options}.items() if value is not None]
         replace(kind, shown_with=()).require_options(chosen)
-        # Kinds without figures pass the check of formats if none is named.
+        # A kind without figures gets here if `formats` is empty.
         if not kind.draw:
             return []
         drawn_with = {name: options[name] for name in kind.drawn_with}
@@ -490,7 +498,7 @@ class Result:
 
 
 def load_record(path: str | Path) -> Result:
-    """Read a result of any kind, without loss. The file says its kind, whatever its name.
+    """Read a result of any kind, without loss. The kind is read from the file, not from its name.
 
     Args:
         path: The file, or the folder that a command wrote it into.
@@ -506,7 +514,7 @@ def load_record(path: str | Path) -> Result:
 
 
 def is_interrupted(corpus: Mapping[str, Any]) -> bool:
-    """Return whether a study was stopped before it had seen all of its texts."""
+    """Return whether a study was stopped before it had processed all of its texts."""
     return not corpus.get("complete", True)
 
 
@@ -516,7 +524,7 @@ def failure_line(failure: Mapping[str, str]) -> str:
 
 
 def settle_corpus(corpus: Mapping[str, Any], *, interrupted: bool) -> dict[str, Any]:
-    """Return a `corpus` after a further step of its study: complete if it was so before and the step was whole."""
+    """Return a `corpus` after a step of its study. It is complete if it was before and the step was, too."""
     return {**corpus, "complete": not (interrupted or is_interrupted(corpus))}
 
 
@@ -525,8 +533,8 @@ def _base_name(name: str) -> str:
     return name.partition(":")[0]
 
 
-def _renumber(table: Table, selected: str, new_indices: NDArray[Any]) -> Table:
-    """Return a table in whose columns indices of rows of the table `selected` are replaced by `new_indices`."""
+def _renumber_references(table: Table, selected: str, new_indices: NDArray[Any]) -> Table:
+    """Return a table whose references to rows of the table `selected` are replaced by `new_indices`, (old row,)."""
     values = dict(table.values)
     for name, column in table.columns.items():
         if column.refers_to == selected:
