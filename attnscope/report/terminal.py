@@ -76,7 +76,8 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
     """Return what the terminal prints of a report; `every` is as in `show`."""
     parts: list[RenderableType] = []
     for index, sentence in enumerate(report.answer):
-        parts.append(Text(sentence, style="bold" if index == 0 else ""))
+        # The first sentence, index 0, is bold.
+        parts.append(Text(sentence, style="" if index else "bold"))
 
     # The blocks, with an empty line before each. A block without renderables, such as a graph, is skipped.
     unprinted_headings = []
@@ -157,14 +158,15 @@ def _render_ranking(block: Ranking, console: Console, every: bool) -> list[Rende
     n_left_out = len(block.select_printed_rows(every=True)) - len(rows)
     # Names of up to 30 characters stay on one line; longer ones wrap in a narrow terminal.
     max_name_length = max((len(block.names[row]) for row in rows), default=1)
-    name_column = TextColumn(
-        block.header,
-        lambda row: printable(block.names[row]),
-        style="bold",
-        wraps=max_name_length > 30,
-        min_width=min(max_name_length, 30),
-    )
-    columns = [name_column]
+    columns = [
+        TextColumn(
+            block.header,
+            lambda row: printable(block.names[row]),
+            style="bold",
+            wraps=max_name_length > 30,
+            min_width=min(max_name_length, 30),
+        )
+    ]
     # A narrow terminal drops columns from the right; the first column after the names has 0: it is never dropped.
     for index, column in enumerate(block.columns):
         drop_priority = index + 1 if index else 0
@@ -254,13 +256,14 @@ def _render_trends(block: Trends, console: Console, every: bool) -> list[Rendera
     shown_steps = spread_evenly(len(headers), (console.width - _NAME_COLUMN_WIDTH) // width)
     # If the block has a heading, the heading names the quantity, and the column of names says "heads".
     column_title = block.noun if block.heading else block.y
-    name_column = TextColumn(
-        column_title.ljust(_NAME_COLUMN_WIDTH - 2),
-        lambda curve: printable(block.names[curve]),
-        wraps=True,
-        min_width=_NAME_COLUMN_WIDTH - 2,
-    )
-    columns = [name_column]
+    columns = [
+        TextColumn(
+            column_title.ljust(_NAME_COLUMN_WIDTH - 2),
+            lambda curve: printable(block.names[curve]),
+            wraps=True,
+            min_width=_NAME_COLUMN_WIDTH - 2,
+        )
+    ]
     for step in shown_steps:
         columns.append(TextColumn(headers[step], partial(make_cell, step), is_right_aligned=True))
     notes = []

@@ -101,8 +101,7 @@ def corpus_line(record: Any) -> str:
     if len(files) > _MAX_NAMED_FILES:
         names.append(f"and {len(files) - _MAX_NAMED_FILES} more")
     # Some records have no counts, and some no files.
-    parts = [", ".join(counts), ", ".join(names)]
-    return ": ".join(filter(None, parts))
+    return ": ".join(filter(None, [", ".join(counts), ", ".join(names)]))
 
 
 def corpus_notes(result: Any) -> list[str]:

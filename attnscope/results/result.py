@@ -155,9 +155,8 @@ class Result:
             UsageError: It has no such head.
         """
         self.require_heads(picked)
-        wanted = {*picked}
         chosen = self.select(
-            "heads", [layer_head in wanted for layer_head in self.table("heads").layer_heads]
+            "heads", [layer_head in picked for layer_head in self.table("heads").layer_heads]
         )
         # A table whose first column refers to rows of another table, such as terms of heads, loses the rows whose head
         # is gone: their index is -1.
