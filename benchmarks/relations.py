@@ -18,7 +18,7 @@ import attnscope
 from attnscope.annotated import AnnotatedCorpus
 from attnscope.core.attention.seam import attend
 from attnscope.questions.relations import Relations, describe_verdicts, name_heads
-from attnscope.report.numbers import interval
+from attnscope.report.numbers import format_interval
 from attnscope.report.numbers import number as written
 from attnscope.studies.relations.study import relations
 
@@ -111,8 +111,8 @@ def markdown(found: Relations) -> str:
         if found["found"][row].any() or name.split("→")[0] in ASKED:
             rule = f"{written(table['baseline'][row])} ({table['rule'][row]})"
             lines.append(
-                f"| {name} | {heads[row]} | {written(accuracy[row])} | {interval(low[row], high[row])} | {rule} | "
-                f"{table['n_scored'][row]:,} | {verdicts[row]} |"
+                f"| {name} | {heads[row]} | {written(accuracy[row])} | "
+                f"{format_interval(low[row], high[row])} | {rule} | {table['n_scored'][row]:,} | {verdicts[row]} |"
             )
     return "\n".join(lines)
 

@@ -203,7 +203,7 @@ class TestModels:
 
 def panels_of(found, figure):
     """The maps side by side of a figure."""
-    (block,) = found.report().figures()[figure]
+    (block,) = found.report().blocks_by_figure()[figure]
     return list(block.view.panels)
 
 

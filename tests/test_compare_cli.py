@@ -80,7 +80,7 @@ def test_a_query_that_stands_twice_is_said_to_be_pooled(run):
 
 def test_the_figure_shows_what_it_attends_to_in_both_texts():
     found = attnscope.compare_texts(attnscope.load("minilm"), TIRED, WIDE, query="it")
-    (grid,) = found.report().figures()["query-010"]
+    (grid,) = found.report().blocks_by_figure()["query-010"]
     assert grid.rows[:2] == ["L3H1 · 0.341: first text", "second text"]
     animal = grid.columns.index("animal")
     assert grid.values[:2, animal] == pytest.approx([0.68, 0.28], abs=0.005)

@@ -11,7 +11,7 @@ from matplotlib.text import Text as Written
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.report.figures import pages
-from attnscope.report.head_maps import scale_of
+from attnscope.report.head_maps import choose_scale
 from attnscope.results.table import Estimate, Table, number
 from tests.findings_helpers import (
     NAN,
@@ -141,7 +141,7 @@ class TestRoles:
 class TestScales:
     def scale(self, *values, baseline=NAN):
         numbers = Table.of_arrays((number("x"),), x=values, x_baseline=[baseline] * len(values))
-        return scale_of(numbers, "x")
+        return choose_scale(numbers, "x")
 
     def test_shares_start_at_nothing(self):
         scale = self.scale(0.1, 0.8)

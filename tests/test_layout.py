@@ -16,7 +16,7 @@ from attnscope.drawing.layout import (
     nice_ticks,
 )
 from attnscope.drawing.map_figure import Axis
-from attnscope.report.numbers import tick_texts
+from attnscope.report.numbers import format_ticks
 
 
 def width_of(text, size_px):
@@ -135,6 +135,6 @@ def test_marked_labels_stay_and_stand_aside_of_each_other():
 
 
 def test_ticks_have_the_digits_that_they_need():
-    assert [*tick_texts((0.0, 0.25, 0.5)).values()] == ["0", "0.25", "0.5"]
-    assert [*tick_texts((0.9985, 0.999, 0.9995, 1.0)).values()] == ["0.9985", "0.999", "0.9995", "1"]
-    assert [*tick_texts((0.0, 0.63934)).values()] == ["0", "0.639"]
+    assert [*format_ticks((0.0, 0.25, 0.5)).values()] == ["0", "0.25", "0.5"]
+    assert [*format_ticks((0.9985, 0.999, 0.9995, 1.0)).values()] == ["0.9985", "0.999", "0.9995", "1"]
+    assert [*format_ticks((0.0, 0.63934)).values()] == ["0", "0.639"]

@@ -11,7 +11,7 @@ from PIL import Image
 import attnscope
 from attnscope.core.catalogue import PICTURE_MEASURES
 from attnscope.errors import AttnscopeError
-from attnscope.report.head_maps import scale_of
+from attnscope.report.head_maps import choose_scale
 from attnscope.report.wording import corpus_notes
 from attnscope.senses.photos import read_photo
 from tests.heads_helpers import after, heads_in
@@ -129,7 +129,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run, folders):
     assert found.corpus["grids"] == [[5, 5]]
     assert len(found.corpus["problems"]) == 1
     assert Path("out/heads.csv").read_text("utf-8").splitlines()[0].startswith("kind,layer,head,role")
-    assert scale_of(found["heads"], "self_patch").baseline_text == "0.0400"
+    assert choose_scale(found["heads"], "self_patch").baseline_text == "0.0400"
     code, again, _ = run("show", "out", "--measures", "near_patches", "-o", "again", "-f", "json")
     assert code == 0
     assert again.splitlines()[:3] == out.splitlines()[:3]

@@ -131,8 +131,8 @@ def test_the_map_is_drawn_whole(shape, tmp_path):
     (grid,) = [block for block in result.report().blocks if isinstance(block, Grid)]
     assert len(grid.rows) == MAX_DRAWN_RELATIONS
     assert "not shown: 40 more relations" in grid.notes
-    assert grid.framed is not None
-    assert grid.framed[0, 1]
+    assert grid.framed_cells is not None
+    assert grid.framed_cells[0, 1]
     assert grid.values[0, 1] == pytest.approx(0.5)
     assert grid.values.min() == 0
     path, _ = result.draw(tmp_path, ["png", "svg"])

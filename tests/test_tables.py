@@ -103,7 +103,7 @@ def test_no_table_loses_data(columns, rows, width):
         return lambda row: row[at]
 
     named = [
-        TextColumn(f"{name}#{at}", of(at), wraps=wraps, least=least, drop=drop * (at > 0))
+        TextColumn(f"{name}#{at}", of(at), wraps=wraps, min_width=least, drop_priority=drop * (at > 0))
         for at, (name, wraps, least, drop) in enumerate(columns)
     ]
     table = TextTable(named, rows)
@@ -114,5 +114,5 @@ def test_no_table_loses_data(columns, rows, width):
         if column.name in shown:
             assert all(set(letters(row[at])) <= set(letters("".join(lines))) for row in rows)
     # What is dropped first has the largest number.
-    least_dropped = min((column.drop for column in named if column.name in dropped), default=99)
-    assert all(column.drop < least_dropped for column in named if column.name in shown)
+    least_dropped = min((column.drop_priority for column in named if column.name in dropped), default=99)
+    assert all(column.drop_priority < least_dropped for column in named if column.name in shown)

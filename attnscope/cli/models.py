@@ -49,9 +49,9 @@ def _print_known_models(printing_options: PrintingOptions) -> None:
         return
     # `least` is the smallest width of a column, in characters.
     columns = [
-        TextColumn("model", lambda entry: entry.name, wraps=True, least=20),
-        TextColumn("state", lambda entry: entry.state, wraps=True, least=13),
-        TextColumn("what", lambda entry: entry.about, wraps=True, least=16),
+        TextColumn("model", lambda entry: entry.name, wraps=True, min_width=20),
+        TextColumn("state", lambda entry: entry.state, wraps=True, min_width=13),
+        TextColumn("what", lambda entry: entry.about, wraps=True, min_width=16),
     ]
     open_console().print(TextTable(columns, entries))
     if not printing_options.quiet:

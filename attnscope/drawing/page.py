@@ -18,7 +18,7 @@ from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, Canvas, colormap, wrap_lines
 from attnscope.drawing.inks import colormap_hex, text_color_on
 from attnscope.drawing.vectors import box_outlines
-from attnscope.report.numbers import tick_texts
+from attnscope.report.numbers import format_ticks
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -193,7 +193,7 @@ class FigurePage(Canvas):
             self.draw_frames([box])
         # Write the numbers below the bar, centred at their values, except the outer ones if they must stay inside.
         if ticks is None:
-            ticks = tick_texts(layout.ticks_between(low, high))
+            ticks = format_ticks(layout.ticks_between(low, high))
         alignments = {min(ticks): "left", max(ticks): "right"} if is_inset else {}
         below = y + height + size_px * 0.96
         for tick, text in ticks.items():

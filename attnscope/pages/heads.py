@@ -21,7 +21,7 @@ from attnscope.questions.atlas import Atlas
 from attnscope.questions.head_lines import describe_sample
 from attnscope.questions.head_roles import choose_marks
 from attnscope.questions.heads import Heads as HeadsResult
-from attnscope.report.numbers import largest_first, percent
+from attnscope.report.numbers import format_percent, largest_first
 from attnscope.report.wording import label
 from attnscope.results.storage import to_plain
 from attnscope.results.table import Table
@@ -160,10 +160,12 @@ def _say_explained(heads: Table, row: int) -> str:
     explained, low, high = heads.interval("kl_explained")[row]
     if not math.isfinite(explained):
         return ""
-    interval = f"{percent(low)}, {percent(high)}" if math.isfinite(low) else "these texts cannot tell"
-    return (
-        f"KL explained {percent(explained)} [{interval}] of {heads['nats'][row]:.2f} nats from uniform"
+    interval = (
+        f"{format_percent(low)}, {format_percent(high)}"
+        if math.isfinite(low)
+        else "these texts cannot tell"
     )
+    return f"KL explained {format_percent(explained)} [{interval}] of {heads['nats'][row]:.2f} nats from uniform"
 
 
 def _describe_column(table: Table, name: str, kind: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, rank_heads
-from attnscope.report.numbers import digits, largest_first, small_number, with_interval
+from attnscope.report.numbers import format_digits, format_small, format_with_interval, largest_first
 from attnscope.report.wording import corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, number, text
@@ -222,13 +222,15 @@ def _make_answer(ablation: Ablation) -> Iterator[str]:
     column = heads.columns[main]
     name = printable(ablation.head_names[row])
     subject = f"{name} matters most: without it" if len(heads) > 1 else f"without {name}"
-    effect = f"{with_interval(heads.interval(main)[row], small_number)} {printable(column.unit, 40)}"
+    effect = (
+        f"{format_with_interval(heads.interval(main)[row], format_small)} {printable(column.unit, 40)}"
+    )
     if main.endswith("_loss"):
         loss = ablation.row("whole", "loss")
-        whole_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
+        whole_loss = "" if loss is None else f"; it is {format_small(loss[0])}"
         yield f"{subject} the loss rises by {effect}{whole_loss}"
     elif main.endswith("_l2"):
-        change = small_number(heads[main][row])
+        change = format_small(heads[main][row])
         yield f"{subject} the last hidden states change by {change} of their norm"
     else:
         yield f"{name} has the largest {main}: {effect}"
@@ -237,7 +239,7 @@ def _make_answer(ablation: Ablation) -> Iterator[str]:
     if together is not None:
         yield (
             f"without all {amount(len(heads), 'head')}: {printable(column.title)} "
-            f"{with_interval(together, small_number)}"
+            f"{format_with_interval(together, format_small)}"
         )
 
 
@@ -294,7 +296,7 @@ def _describe_predictions(ablation: Ablation) -> str:
     loss = ablation.row("whole", "loss")
     if loss is None:
         return f"predicted: {printable(predicted)}"
-    size = with_interval(loss, small_number, "nats")
+    size = format_with_interval(loss, format_small, "nats")
     return f"predicted: {printable(predicted)}; loss of the whole model {size}"
 
 
@@ -311,7 +313,9 @@ def _make_notes(ablation: Ablation) -> Iterator[str]:
     # Rank correlation of the effects of heads, by the names of two modes.
     agreement = ablation.options.get("rank_agreement")
     if isinstance(agreement, Mapping) and agreement:
-        correlations = [f"{printable(modes)}: {digits(rho, 2)}" for modes, rho in agreement.items()]
+        correlations = [
+            f"{printable(modes)}: {format_digits(rho, 2)}" for modes, rho in agreement.items()
+        ]
         yield f"rank correlation of the effects of heads by two ablations: {', '.join(correlations)}"
     if ablation.corpus.get("n_texts") == 1:
         yield "one text gives no interval"

@@ -20,7 +20,7 @@ from attnscope.questions.distances import (
     name_distance,
 )
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, WordsColumn
-from attnscope.report.numbers import largest_first, with_interval
+from attnscope.report.numbers import format_with_interval, largest_first
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
@@ -287,7 +287,7 @@ def _make_models_report(comparison: Comparison) -> Report:
             other_names,
             title="distances between their heads",
             # Frame the cell of each head and its match: (head, other head), bool.
-            framed=match[:, None] == np.arange(len(other_names)),
+            framed_cells=match[:, None] == np.arange(len(other_names)),
             notes=[
                 "rows: heads of the first model · columns: heads of the second · light: alike",
                 f"framed: the one-to-one matching with the least sum of distances; {moved_words}",
@@ -311,7 +311,7 @@ def _make_matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **
     return Grid(
         printed="never",
         figure="matrix",
-        drawn_whole=True,
+        is_drawn_whole=True,
         values=values,
         rows=rows,
         columns=columns,
@@ -344,7 +344,7 @@ def _rank_pairs(
 def _format_distance(comparison: Comparison, head: int, other: int) -> str:
     """Return the distance of two heads with its interval, if the interval is known."""
     estimates = comparison.interval(f"distance:{comparison.distance_name}")
-    return with_interval(estimates[head, other], format_distance)
+    return format_with_interval(estimates[head, other], format_distance)
 
 
 _REPORTS = {

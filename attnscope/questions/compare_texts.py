@@ -28,7 +28,7 @@ from attnscope.questions.heatmap import MAX_ROW_SUM
 from attnscope.questions.heatmap_plates import make_axis
 from attnscope.report.blocks import Block, CustomBlock, Grid, HeadMap, Report, WordsColumn, rank_heads
 from attnscope.report.numbers import largest_first
-from attnscope.report.panels import AXES, Panel, Panels
+from attnscope.report.panels import AXES_NOTE, Panel, Panels
 from attnscope.report.wording import list_some, printable, report_on
 from attnscope.results.table import Floats
 from attnscope.results.tokens import Tokens, tokens_from_table
@@ -356,7 +356,7 @@ def _make_map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[
     view = Panels(
         "what changes: the heads that change most",
         _make_panels(differences, axis),
-        notes=[AXES, "tokens that both texts have a place for"],
+        notes=[AXES_NOTE, "tokens that both texts have a place for"],
         difference_meaning="attention weight in the second text − in the first",
     )
     yield CustomBlock(printed="never", figure="differences", view=view)

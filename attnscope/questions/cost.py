@@ -166,7 +166,7 @@ def _yield_blocks(cost: Cost) -> Iterator[Block]:
     for formula, numbers in zip(table["formula"].tolist(), table["numbers"].tolist(), strict=True):
         formula_lines.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
     values = list(map(abbreviate, table["value"].tolist(), table["unit"].tolist()))
-    value_column = WordsColumn("value", values, right=True)
+    value_column = WordsColumn("value", values, is_right_aligned=True)
     for group, heading in _GROUP_HEADINGS.items():
         group_rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from attnscope.report.numbers import fixed
+from attnscope.report.numbers import format_fixed
 from attnscope.report.wording import corpus_line, hidden_tokens, printable
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ DISTANCE_NAMES = tuple(DISTANCES)
 WITHOUT_SPECIAL_SUFFIX = "_without_special"
 """The suffix of a distance that leaves out special tokens, as in "hellinger_without_special"."""
 
-format_distance = partial(fixed, decimals=3)
+format_distance = partial(format_fixed, decimals=3)
 """Write a distance with three decimals."""
 
 

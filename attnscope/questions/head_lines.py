@@ -23,7 +23,7 @@ import numpy as np
 from attnscope.errors import amount, require_choice
 from attnscope.questions.head_roles import SINK_ROLES, RoleGrid, choose_result_marks
 from attnscope.report.blocks import Block, CustomBlock, Note, Ranking, WordsColumn, rank_heads
-from attnscope.report.numbers import largest_first, percent, q_value, with_interval
+from attnscope.report.numbers import format_percent, format_with_interval, largest_first, q_value
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import label, printable
 from attnscope.results.result import Result
@@ -251,7 +251,7 @@ def _format_role_values(result: Result) -> list[str]:
         # Measures of attention outside sinks have names that end in "_active", such as "induction_active".
         mark = "*" if roles["measure"][role_row].endswith("_active") else ""
         tentative = " tentative" if roles["tentative"][role_row] else ""
-        texts_by_head[head] = with_interval(intervals[role_row]) + mark + tentative
+        texts_by_head[head] = format_with_interval(intervals[role_row]) + mark + tentative
     return texts_by_head
 
 
@@ -268,11 +268,11 @@ def _format_explained_shares(heads: Table) -> list[str]:
     for head in np.flatnonzero(heads["nats"] >= MIN_NATS_TO_EXPLAIN).tolist():
         explained, low, high = shares[head]
         if math.isnan(low):
-            texts_by_head[head] = f"{percent(explained)} ?"
+            texts_by_head[head] = f"{format_percent(explained)} ?"
         else:
             low_percent = max(round(100 * low), 0)
             high_percent = max(round(100 * high), 0)
-            texts_by_head[head] = f"{percent(explained)} [{low_percent}, {high_percent}]"
+            texts_by_head[head] = f"{format_percent(explained)} [{low_percent}, {high_percent}]"
     return texts_by_head
 
 
@@ -296,7 +296,7 @@ def _rank_evidence(result: Result) -> Block:
     # The share of the head's attention that a role's value is measured on: outside sinks, or all (NaN).
     counted_shares = []
     for active_share in roles["active_share"].tolist():
-        counted_shares.append("all" if math.isnan(active_share) else percent(active_share))
+        counted_shares.append("all" if math.isnan(active_share) else format_percent(active_share))
     sink_shares = result.table("heads")["resting_share"][roles["head"]]
     return Ranking(
         heading="the evidence for each role",
@@ -310,7 +310,7 @@ def _rank_evidence(result: Result) -> Block:
             WordsColumn("q", list(map(q_value, roles["q"].tolist()))),
             "threshold",
             "baseline",
-            WordsColumn("sink mass", list(map(percent, sink_shares.tolist()))),
+            WordsColumn("sink mass", list(map(format_percent, sink_shares.tolist()))),
             WordsColumn("share", counted_shares),
         ],
         order=np.lexsort((-roles["value"], legend_positions)).tolist(),

@@ -28,8 +28,15 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.errors import amount
 from attnscope.report.blocks import Report
-from attnscope.report.head_maps import LEFT_PX, HeadCells, count_cells, grids_of, name_kinds, place_kinds
-from attnscope.report.matrix import draw_head_grid, room_for_heads
+from attnscope.report.head_maps import (
+    LEFT_PX,
+    HeadCells,
+    count_cells,
+    find_grids,
+    name_kinds,
+    place_kinds,
+)
+from attnscope.report.matrix import draw_head_grid, find_width_for_heads
 from attnscope.report.numbers import number
 from attnscope.report.plain_text import heading
 from attnscope.report.wording import label, list_some, printable
@@ -328,7 +335,7 @@ class RoleGrid:
         """Draw the figure: the letter of each head, and below it the value of the measure that the role rests on."""
         heads = self.result.table("heads")
         paper = lettering.paper
-        grids = grids_of(heads)
+        grids = find_grids(heads)
         n_across, n_down = count_cells(grids)
 
         # Many layers make cells lower. On paper all layers must fit on one page.
@@ -442,7 +449,7 @@ def _draw_letters(marks: Mapping[tuple[int, int], RoleMark], console: Console) -
     n_heads = max(head for _, head in marks) + 1
     # A cell is two to four characters wide, as the terminal allows. Two hold the letter and the "+", the third is a
     # blank after them, the fourth a blank before them.
-    cell_letters = max(2, min(4, room_for_heads(layers, console.width) // n_heads))
+    cell_letters = max(2, min(4, find_width_for_heads(layers, console.width) // n_heads))
     blank_before = " " if cell_letters == 4 else ""
     blank_after = "" if cell_letters == 2 else " "
 

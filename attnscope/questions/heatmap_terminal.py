@@ -40,7 +40,7 @@ from attnscope.questions.links import (
 from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN_QUERY, Sound
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, quote_token
-from attnscope.report.numbers import largest_first, percent, weight
+from attnscope.report.numbers import format_percent, largest_first, weight
 from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes, hidden_tokens
@@ -242,14 +242,14 @@ def make_links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
         )
 
     def name_share(layer_head: LayerHead) -> str:
-        return percent(compute_sink_share(record, attention, layer_head)) if has_sinks else "-"
+        return format_percent(compute_sink_share(record, attention, layer_head)) if has_sinks else "-"
 
     share_title = "on first" if has_sinks and not attention.keys.special.any() else "on special"
     links_title = "strongest links between other tokens (query → key weight)"
     columns = [
         _make_head_column(attention),
-        TextColumn(share_title, name_share, right=True, drop=1),
-        TextColumn(links_title, name_links, wraps=True, least=16),
+        TextColumn(share_title, name_share, is_right_aligned=True, drop_priority=1),
+        TextColumn(links_title, name_links, wraps=True, min_width=16),
     ]
     return TextTable(columns, record.chosen(attention))
 
@@ -361,7 +361,7 @@ def _show_picture(record: Heatmap, query: str | None) -> Iterable[RenderableType
 
     columns = [_make_head_column(attention), TextColumn("strongest patch", name_strongest)]
     if attention.keys.special.any():
-        columns.append(TextColumn("off the picture", name_off_picture, right=True))
+        columns.append(TextColumn("off the picture", name_off_picture, is_right_aligned=True))
     yield Text(safe(f"{picture.facts}; what {query_label} attends to"))
     yield TextTable(columns, record.chosen(attention))
 
@@ -373,7 +373,7 @@ def _show_words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
     # A row is a tuple (word, share of attention on the picture, strongest patch).
     columns = [
         TextColumn("word", lambda row: row[0], style="bold"),
-        TextColumn("on the picture", lambda row: row[1], right=True),
+        TextColumn("on the picture", lambda row: row[1], is_right_aligned=True),
         TextColumn("strongest patch", lambda row: row[2]),
     ]
     for picture in record.pictures:
@@ -381,7 +381,7 @@ def _show_words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
         for word in words:
             weights = weigh_keys_of_word(record, word, heads)
             patches = np.nan_to_num(picture.over(weights))
-            share = percent(compute_picture_share(picture, weights))
+            share = format_percent(compute_picture_share(picture, weights))
             rows.append((word.name, share, _name_patch(patches)))
         yield Text(safe(picture.facts))
         yield TextTable(columns, rows)
@@ -402,9 +402,9 @@ def _show_word_times(sound: Sound | None) -> list[RenderableType]:
     if sound is None or not sound.words:
         return []
     columns = [
-        TextColumn("start (s)", lambda word: f"{word.start:.2f}", right=True),
-        TextColumn("end (s)", lambda word: f"{word.end:.2f}", right=True),
-        TextColumn("word", lambda word: word.text, wraps=True, least=8),
+        TextColumn("start (s)", lambda word: f"{word.start:.2f}", is_right_aligned=True),
+        TextColumn("end (s)", lambda word: f"{word.end:.2f}", is_right_aligned=True),
+        TextColumn("word", lambda word: word.text, wraps=True, min_width=8),
     ]
     return [TextTable(columns, sound.words)]
 
@@ -441,20 +441,20 @@ def _make_pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable
         # The share of all attention that each key receives, (key,).
         shares = attention.received[attention.place(*layer_head)] / len(attention.queries)
         key = int(shares.argmax())
-        return f"{percent(shares[key])} {safe(attention.keys.labels[key])} @{key}"
+        return f"{format_percent(shares[key])} {safe(attention.keys.labels[key])} @{key}"
 
     def name_links(layer_head: LayerHead) -> Text:
         return _list_pooled_links(attention, layer_head, with_text=len(heads) <= _MAX_DRAWN_HEADS)
 
     columns = [
         _make_head_column(attention),
-        TextColumn("e^entropy", name_entropy, right=True, drop=2),
-        TextColumn("most received", name_most_received, wraps=True, least=20, drop=1),
+        TextColumn("e^entropy", name_entropy, is_right_aligned=True, drop_priority=2),
+        TextColumn("most received", name_most_received, wraps=True, min_width=20, drop_priority=1),
         TextColumn(
             f"strongest links{attention.far_phrase} (query → key weight)",
             name_links,
             wraps=True,
-            least=16,
+            min_width=16,
         ),
     ]
     return TextTable(columns, heads)
@@ -525,9 +525,9 @@ def _make_origins_table(
             shares, attention.keys, max_tokens=_MAX_ORIGINS, min_share=min_share, gap="  "
         )
 
-    columns = [TextColumn(row_title, lambda row: row[0], wraps=True, least=16, style="bold")]
+    columns = [TextColumn(row_title, lambda row: row[0], wraps=True, min_width=16, style="bold")]
     # A rollout has two maps per layer, numbered as heads: 0 is mean attention, 1 is rollout (or relevance).
     for head in attention.heads:
         name = partial(name_origins, head)
-        columns.append(TextColumn(attention.head_name(head), name, wraps=True, least=14))
+        columns.append(TextColumn(attention.head_name(head), name, wraps=True, min_width=14))
     return Group(heading(title), TextTable(columns, rows))

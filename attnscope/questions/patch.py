@@ -16,7 +16,7 @@ from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, option, options
 from attnscope.report.blocks import Block, Graph, GraphEdge, Grid, HeadMap, Ranking, Report
-from attnscope.report.numbers import Q_VALUE, digits, interval, largest_first, small_number
+from attnscope.report.numbers import Q_VALUE, format_digits, format_interval, format_small, largest_first
 from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
@@ -187,7 +187,7 @@ class Patching(Result):
         """
         clean, _, _ = self.total("clean")
         corrupt, _, _ = self.total("corrupt")
-        differences = f"logit difference right − wrong: clean {small_number(clean)}, corrupt {small_number(corrupt)}"
+        differences = f"logit difference right − wrong: clean {format_small(clean)}, corrupt {format_small(corrupt)}"
         if clean < 0:
             differences += " (even in the clean run the wrong answer is ahead)"
         # The patched run takes activations from the source run.
@@ -227,7 +227,7 @@ def make_head_columns(patched_value: str, direction: str) -> list[Column]:
 def _format_total(patching: Patching) -> str:
     """Format the total effect with its interval, such as "3.20 [2.80, 3.60]"."""
     total, low, high = patching.total()
-    return f"{small_number(total)} {interval(low, high, small_number)}"
+    return f"{format_small(total)} {format_interval(low, high, format_small)}"
 
 
 def _write_answer(patching: Patching) -> list[str]:
@@ -241,14 +241,14 @@ def _write_answer(patching: Patching) -> list[str]:
         # The interval includes 0, so there may be no behaviour for a head to carry.
         return [
             f"The model does not show this behaviour on these pairs: total effect {_format_total(patching)} logits",
-            f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
+            f"So no head carries it; {name} changes the answers most, by {format_small(effect)} logits",
         ]
     verb = "carries most" if effect * total >= 0 else "works most against the others"
-    answer = f"{name} {verb}: {small_number(effect)} of the {_format_total(patching)} logits"
+    answer = f"{name} {verb}: {format_small(effect)} of the {_format_total(patching)} logits"
     answer += " between the corrupt and the clean run"
     q = heads["effect_q"][row]
     if q > _MAX_Q:
-        answer += f"; among so many heads that may be chance (false discovery rate q {small_number(q)})"
+        answer += f"; among so many heads that may be chance (false discovery rate q {format_small(q)})"
     return [answer]
 
 
@@ -319,7 +319,7 @@ def _yield_path_blocks(patching: Patching) -> Iterator[Block]:
         figure="paths",
         title="paths on which heads act on the answer",
         layers=layer_by_node,
-        links=drawn_edges,
+        edges=drawn_edges,
         notes=[
             f"the {amount(len(drawn_edges), 'path')} with the largest effects whose 95% interval does not hold 0; "
             "wider = a larger effect, of either sign; grey: to the logits without any other head"
@@ -351,7 +351,7 @@ def _yield_notes(patching: Patching) -> Iterator[str]:
     if len({*names}) < len(names):
         yield "heads that share a key/value head are patched together and have one effect"
     if isinstance(options.get("rank_agreement"), float):
-        correlation = digits(options["rank_agreement"], 2)
+        correlation = format_digits(options["rank_agreement"], 2)
         yield f"attribution patching ranks heads like exact patching: rank correlation {correlation}"
     # "exact" is the number of heads that were patched where attribution chose them; absent or None = all were.
     if options.get("exact"):

@@ -16,7 +16,7 @@ import numpy as np
 from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, WordsColumn
-from attnscope.report.numbers import UNDEFINED, fixed, largest_first, number
+from attnscope.report.numbers import UNDEFINED, format_fixed, largest_first, number
 from attnscope.report.wording import RECORDINGS, corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, share, text
@@ -379,7 +379,7 @@ def _draw_map(result: Relations) -> Block:
         values=np.maximum(excess[rows], 0.0),
         rows=result.table("relations")["relation"][rows].tolist(),
         columns=result.table("heads").head_names(),
-        framed=result["found"][rows],
+        framed_cells=result["found"][rows],
         notes=notes,
     )
 
@@ -411,8 +411,8 @@ def _write_word_answer(result: Relations) -> list[str]:
         n_heads = len(result.alignment_heads or ())
         # `word_times` also has a row for the best head alone: take the row with all alignment heads.
         is_same_number = (times["by"] == BY_BEST_HEADS) & (times["n_heads"] == n_heads)
-        error = fixed(times["median"][is_same_number][0], 3)
-        upper_error = fixed(times["median"][times["by"] == BY_UPPER_HALF][0], 3)
+        error = format_fixed(times["median"][is_same_number][0], 3)
+        upper_error = format_fixed(times["median"][times["by"] == BY_UPPER_HALF][0], 3)
         subject = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
         answer.append(f"{subject} words within {error} s; the upper half within {upper_error} s")
     return answer

@@ -13,9 +13,18 @@ import numpy as np
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import option, options, read_ranges
-from attnscope.report.blocks import Block, CustomBlock, Grid, Note, Printed, Ranking, Report, WordsColumn
-from attnscope.report.numbers import UNDEFINED, fixed, largest_first, percent
-from attnscope.report.panels import AXES, Panel, Panels
+from attnscope.report.blocks import (
+    Block,
+    CustomBlock,
+    Grid,
+    Note,
+    PrintCondition,
+    Ranking,
+    Report,
+    WordsColumn,
+)
+from attnscope.report.numbers import UNDEFINED, format_fixed, format_percent, largest_first
+from attnscope.report.panels import AXES_NOTE, Panel, Panels
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
@@ -257,7 +266,7 @@ def _make_grid(
     values: Floats,
     rows: Sequence[str],
     columns: Sequence[str],
-    printed: Printed = "always",
+    printed: PrintCondition = "always",
 ) -> Grid:
     """Return a matrix block, with all rows in the terminal."""
     return Grid(
@@ -275,16 +284,16 @@ def _compare_splits(split: Split) -> Ranking:
         heads = split_result.table("heads")
         columns["d_head"].append(str(split_result.table("counts")["d_head"][0]))
         columns["rank"].append(_format_range(heads["rank"].tolist()))
-        columns["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
+        columns["entropy"].append(format_fixed(heads["entropy_nats"].mean(), 4))
         n_rows = n_heads * len(split.table("queries"))
         columns["uniform rows"].append(f"{heads['uniform'].sum()} of {n_rows}")
-        columns["disagreement"].append(fixed(split_result["disagreement_nats"].mean(), 4))
+        columns["disagreement"].append(format_fixed(split_result["disagreement_nats"].mean(), 4))
         # How much the output changes when a head is set to zero.
         changes = []
         for drop in split_result.table("drops").as_dicts():
-            changes.append(f"H{drop['head']}: {drop['l2']:.4f} ({percent(drop['share'])})")
+            changes.append(f"H{drop['head']}: {drop['l2']:.4f} ({format_percent(drop['share'])})")
         drop_texts.append(", ".join(changes) or UNDEFINED)
-    word_columns = [WordsColumn(title, texts, right=True) for title, texts in columns.items()]
+    word_columns = [WordsColumn(title, texts, is_right_aligned=True) for title, texts in columns.items()]
     if len(split.table("drops")):
         word_columns.append(WordsColumn("without", drop_texts, wraps=True))
     names = list(map(str, split.counts))
@@ -323,7 +332,7 @@ def _draw_panels(split: Split) -> Panels:
     """Return a figure with a map, (query, key), of each head and of the mean over heads, for each split."""
     queries, keys = (Axis(tuple(labels)) for labels in split.tokens)
     panels = []
-    notes = [AXES]
+    notes = [AXES_NOTE]
     for n_heads in split.counts:
         split_result = split.of(n_heads)
         heads = split_result.table("heads")

@@ -231,7 +231,7 @@ def _yield_trends(training: Training) -> Iterator[Block]:
             steps=steps,
             names=head_names,
             points=points,
-            limits=y_limits,
+            y_limits=y_limits,
             uniform_level=uniform_level,
         )
 

@@ -27,7 +27,7 @@ from attnscope.report.blocks import (
     WordsColumn,
     rank_heads,
 )
-from attnscope.report.numbers import fixed, largest_first, percent, small_number
+from attnscope.report.numbers import format_fixed, format_percent, format_small, largest_first
 from attnscope.report.wording import report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
@@ -265,8 +265,8 @@ def _write_answer(weights: HeadWeights) -> Iterator[str]:
     if np.isfinite(excess).any():
         strongest_pair = np.unravel_index(np.nanargmax(excess), excess.shape)
         letter_index, sender, receiver = map(int, strongest_pair)
-        composition = small_number(weights["composition"][strongest_pair])
-        expected = small_number(weights.expected[strongest_pair])
+        composition = format_small(weights["composition"][strongest_pair])
+        expected = format_small(weights.expected[strongest_pair])
         reader = f"{names[receiver]}'s {INPUT_NAMES[INPUT_LETTERS[letter_index]]}"
         numbers = f"composition {composition}; random weights have {expected} on average"
         if excess[strongest_pair] > 0:
@@ -278,7 +278,7 @@ def _write_answer(weights: HeadWeights) -> Iterator[str]:
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _explain_proxy(weights):
         head = int(np.nanargmax(copying))
-        yield f"{names[head]} copies most what it attends to: {fixed(copying[head], 2)} of 1"
+        yield f"{names[head]} copies most what it attends to: {format_fixed(copying[head], 2)} of 1"
 
 
 def _yield_blocks_of_all(weights: HeadWeights) -> Iterator[Block]:
@@ -350,7 +350,7 @@ def _rank_copiers(weights: HeadWeights) -> Iterator[Block]:
     copying = heads["copying"]
     read_tokens, written_tokens = _list_first_tokens(weights)
     columns = [
-        WordsColumn("copying", _format_scores(weights, "copying"), right=True),
+        WordsColumn("copying", _format_scores(weights, "copying"), is_right_aligned=True),
         WordsColumn("reads", read_tokens, wraps=True),
         WordsColumn("writes", written_tokens, wraps=True),
     ]
@@ -390,7 +390,7 @@ def _format_scores(weights: HeadWeights, name: str) -> list[str]:
     """Format the score of each head, such as "0.52*"; the star says that it is beyond all random heads."""
     texts = []
     for score, is_outside in zip(weights.table("heads")[name], weights.is_outside(name), strict=True):
-        texts.append(fixed(score, 2) + ("*" if is_outside else ""))
+        texts.append(format_fixed(score, 2) + ("*" if is_outside else ""))
     return texts
 
 
@@ -407,7 +407,7 @@ def _draw_figures(weights: HeadWeights) -> Iterator[Block]:
             figure="weights-graph",
             title="which heads feed which: the strongest pairs",
             layers=dict(zip(names, heads["layer"].tolist(), strict=True)),
-            links=edges,
+            edges=edges,
             notes=[
                 f"the {amount(_MAX_PER_LIST, 'pair')} each that compose most by queries, keys and values above chance; "
                 "wider = a larger share; a line goes up from the head that writes to the head that reads"
@@ -424,15 +424,17 @@ def _yield_blocks_of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     # The scores, each beside the mean and range of random heads.
     lines = []
     for name in ("copying", "matching"):
-        _, mean, least, largest = (fixed(heads[name + suffix][row], 2) for suffix in SCORE_SUFFIXES)
+        _, mean, least, largest = (
+            format_fixed(heads[name + suffix][row], 2) for suffix in SCORE_SUFFIXES
+        )
         score = _format_scores(weights, name)[row]
         lines.append(f"{name} {score}  random {mean} [{least}, {largest}]")
     # Where the head would look if tokens differed only in their positions.
-    shares = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in POSITION_SHARES)
+    shares = "  ".join(f"{name} {format_fixed(heads[name][row], 2)}" for name in POSITION_SHARES)
     same_nats = float(heads["same_nats"][row])
     side = "above" if same_nats >= 0 else "below"
     lines.append(
-        f"by position alone: {shares}; the same token scores {fixed(abs(same_nats), 2)} nats {side} others"
+        f"by position alone: {shares}; the same token scores {format_fixed(abs(same_nats), 2)} nats {side} others"
     )
     yield Note(heading=weights.head_names[row], lines=lines)
     yield from _rank_directions(weights, row, "writes", "reads", "writes")
@@ -451,7 +453,9 @@ def _rank_directions(
     directions = table.select((table["head"] == row) & (table["of"] == of))
     if not len(directions):
         return
-    shares = [percent(share, 1) if np.isfinite(share) else "" for share in directions["share"].tolist()]
+    shares = [
+        format_percent(share, 1) if np.isfinite(share) else "" for share in directions["share"].tolist()
+    ]
     yield Ranking(
         heading=f"singular directions, {source_header} → {target_header}",
         header="share",
@@ -480,7 +484,9 @@ def _list_partners(weights: HeadWeights, row: int) -> Iterator[Block]:
         for letter_index, letter in enumerate(INPUT_LETTERS):
             partners = []
             for partner in largest_first(excess[letter_index], 3):
-                partners.append(f"{names[partner]} {fixed(composition[letter_index, partner], 2)}")
+                partners.append(
+                    f"{names[partner]} {format_fixed(composition[letter_index, partner], 2)}"
+                )
             texts_by_letter[letter].append("  ".join(partners))
     if titles:
         yield Ranking(

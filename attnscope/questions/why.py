@@ -14,7 +14,14 @@ import numpy as np
 from attnscope.errors import amount
 from attnscope.options import kind_option, option, options, read_heads
 from attnscope.report.blocks import Grid, Ranking, Report
-from attnscope.report.numbers import fixed, largest_first, number, signed, small_number, weight
+from attnscope.report.numbers import (
+    format_fixed,
+    format_signed,
+    format_small,
+    largest_first,
+    number,
+    weight,
+)
 from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Floats, Table, count, text
@@ -172,7 +179,7 @@ def _write_answer(why: Why) -> list[str]:
         noun = "key" if n_masked_after + n_masked_before == 1 else "keys"
         mean += f"; a mask hides {' and '.join(masked_phrases)} {noun}"
     side = "above" if why.excess >= 0 else "below"
-    difference = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
+    difference = f"{format_fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
         f"why {why.name} attends from {_format_token(why, 'query')} to {_format_token(why, 'key')}",
         f"weight {weight(score['weight'])}: its score, before softmax, is {difference}",
@@ -188,7 +195,7 @@ def _describe_strongest_parts(why: Why) -> str:
         strongest = int(np.abs(values).argmax())
         name = printable(parts["part"][strongest])
         phrases.append(
-            f"by the {side}'s parts, the largest is {name} ({signed(values[strongest])} nats)"
+            f"by the {side}'s parts, the largest is {name} ({format_signed(values[strongest])} nats)"
         )
     return f"split {'; split '.join(phrases)}"
 
@@ -279,12 +286,12 @@ def _explain_numbers(why: Why) -> list[str]:
     """Explain how to read the numbers, and how exact their sum is."""
     with_bias = ""
     if not math.isnan(why.score["bias"]):
-        with_bias = f" and the bias by position ({signed(why.bias)})"
+        with_bias = f" and the bias by position ({format_signed(why.bias)})"
     guide = [
         f"the parts of each side{with_bias} sum to the {number(abs(why.excess))} nats, as all pairs do; each part is "
         "less its mean over keys; norms are frozen; tokens: the embeddings",
-        f"check: the sum differs from the model's score by {small_number(why.discrepancy)}; rounding explains "
-        f"{small_number(why.score['rounding'])}",
+        f"check: the sum differs from the model's score by {format_small(why.discrepancy)}; rounding explains "
+        f"{format_small(why.score['rounding'])}",
     ]
     if not math.isnan(why.score["softcap"]):
         guide.append(

@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Report, Trends
 from attnscope.report.graphs import draw_graph
 from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_maps
-from attnscope.report.numbers import small_number
+from attnscope.report.numbers import format_small
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
 from attnscope.results.storage import iterate_texts
@@ -169,7 +169,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> FigurePage:
 
     # The colour bar. The number at its right end is centred on the end, so half of the number sticks out.
     bar_y = top + n_rows * row_px + 26
-    ticks = {tick: small_number(tick) for tick in sorted({*limits, 0.0})}
+    ticks = {tick: format_small(tick) for tick in sorted({*limits, 0.0})}
     half_tick_px = lettering.width_px(ticks[max_magnitude], paper.legible_px(layout.CAPTION_PX)) / 2
     page.draw_colour_bar(
         (left, bar_y, min(300.0, cells_room_px - half_tick_px), 12), cmap, limits, ticks=ticks
@@ -204,5 +204,5 @@ def _draw_numbered_cells(
     for (box, color), value in zip(cells, flat_values, strict=True):
         x, y, box_width, box_height = box
         center = (x + box_width / 2, y + box_height / 2)
-        numbers.append(CellNumber(*center, small_number(value), size, text_color_on(color)))
+        numbers.append(CellNumber(*center, format_small(value), size, text_color_on(color)))
     page.write_numbers(numbers)

@@ -19,7 +19,7 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import CellNumber, FigurePage
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
-from attnscope.report.numbers import UNDEFINED, tick_texts, writer_for_all
+from attnscope.report.numbers import UNDEFINED, choose_shared_formatter, format_ticks
 from attnscope.report.wording import printable, title_of
 from attnscope.results.table import Table
 
@@ -114,7 +114,7 @@ class ColourScale:
         return smallest if smallest == largest else f"{smallest} to {largest}"
 
 
-def scale_of(table: Table, name: str) -> ColourScale:
+def choose_scale(table: Table, name: str) -> ColourScale:
     """Return the colour scale of a column: one for all kinds of attention, with room for values and baselines."""
     values = table[name][np.isfinite(table[name])]
     baselines = table.companion(name, "baseline")
@@ -132,7 +132,7 @@ def scale_of(table: Table, name: str) -> ColourScale:
         # All numbers are far from 0: the scale begins at the last round tick below them.
         step = layout.nice_ticks(largest - smallest)[1]
         low = max(0.0, math.floor(smallest / step) * step)
-    return ColourScale(low, largest, baseline, bool(values.size), writer_for_all(table[name]))
+    return ColourScale(low, largest, baseline, bool(values.size), choose_shared_formatter(table[name]))
 
 
 class HeadGrid(NamedTuple):
@@ -142,7 +142,7 @@ class HeadGrid(NamedTuple):
     heads: list[int]
 
 
-def grids_of(table: Table) -> dict[str, HeadGrid]:
+def find_grids(table: Table) -> dict[str, HeadGrid]:
     """Return the rows and columns of the map of each kind of attention in a table of heads."""
     grids = {}
     for kind in dict.fromkeys(table["kind"].tolist()):
@@ -293,8 +293,8 @@ def _draw_large_page(report: Report, block: HeadMap, lettering: Lettering) -> Fi
     """Draw a large map of a column; `_write_numbers` writes its numbers."""
     table, name = block.heads, block.column
     column = table.columns[name]
-    scale = scale_of(table, name)
-    grids = grids_of(table)
+    scale = choose_scale(table, name)
+    grids = find_grids(table)
     paper = lettering.paper
 
     # The size of cells. On a screen, all layers are at most 1000 pixels high in total, but a cell is at least 44 pixels
@@ -393,7 +393,7 @@ def _interval_text(scale: ColourScale, low: float, high: float) -> str:
 def _plan_small_maps(table: Table, n_maps: int, lettering: Lettering) -> _SmallMapsPlan:
     """Lay out small maps of the columns of a table; on narrow paper they have one or two columns."""
     paper = lettering.paper
-    grids = grids_of(table)
+    grids = find_grids(table)
     n_across, n_down = count_cells(grids)
     columns = _COLUMNS_OF_FEW_MAPS if n_maps <= _MAX_FEW_MAPS else _COLUMNS_OF_MANY_MAPS
     if paper.is_narrow:
@@ -421,7 +421,7 @@ def _draw_small_page(
 ) -> FigurePage:
     """Draw a page of small maps, each in its own colours; cells that do not exceed their baseline are pale."""
     paper = lettering.paper
-    grids = grids_of(blocks[0].heads)
+    grids = find_grids(blocks[0].heads)
     width = 2 * layout.MARGIN_PX + plan.columns * plan.pitch[0]
     page = FigurePage(paper.figure_width_px(width, 900), lettering)
     n_heads = amount(len(blocks[0].heads), "head")
@@ -430,7 +430,7 @@ def _draw_small_page(
     # Maps side by side, row by row.
     room_px = plan.pitch[0] - 30
     corners = layout.grid_corners(len(blocks), plan.columns, (layout.MARGIN_PX, TOP_PX), plan.pitch)
-    scales = [scale_of(block.heads, block.column) for block in blocks]
+    scales = [choose_scale(block.heads, block.column) for block in blocks]
     for block, scale, (left, top) in zip(blocks, scales, corners, strict=True):
         # The title of a map, and lines with its meaning and its largest value.
         column = block.heads.columns[block.column]
@@ -514,7 +514,7 @@ def _draw_bar(
         bar_box,
         scale.cmap,
         limits,
-        ticks=tick_texts(ticks),
+        ticks=format_ticks(ticks),
         size_px=size_px,
         color=FAINT,
         meaning=meaning,

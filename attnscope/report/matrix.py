@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnscope.errors import safe
-from attnscope.report.numbers import four_decimals
+from attnscope.report.numbers import format_four_decimals
 from attnscope.report.plain_text import cut
 
 _MAX_ROWS = 24
@@ -59,7 +59,7 @@ def draw_matrix(
     """
     n_rows, n_columns = values.shape
     headers = [cut(safe(label), _COLUMN_CELLS) for label in column_labels or ()]
-    number_texts = [list(map(four_decimals, row)) for row in values]
+    number_texts = [list(map(format_four_decimals, row)) for row in values]
     # The column of the bold number of each row, (row,); -1, which equals no column, if no number is bold.
     bold_columns = np.full(n_rows, -1)
     if bold and n_columns:

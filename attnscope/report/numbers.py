@@ -34,13 +34,13 @@ def _is_zero(text: str) -> bool:
     return not text.strip("-0.")
 
 
-def signed(value: float) -> str:
+def format_signed(value: float) -> str:
     """Return a number as `number` does, with a + if it is above 0."""
     text = number(value)
     return f"+{text}" if 0 < value < math.inf and not _is_zero(text) else text
 
 
-def small_number(value: float) -> str:
+def format_small(value: float) -> str:
     """Return a number with up to three significant digits, such as the effect of a head; `–` if it is undefined."""
     if not math.isfinite(value):
         return UNDEFINED
@@ -60,19 +60,19 @@ def small_number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def fixed(value: float, decimals: int) -> str:
+def format_fixed(value: float, decimals: int) -> str:
     """Return a number with exactly `decimals` decimals; `–` if it is undefined."""
     if not math.isfinite(value):
         return UNDEFINED
     return f"{value:.{decimals}f}".replace("-", "−")
 
 
-def digits(value: float, max_count: int = 3) -> str:
+def format_digits(value: float, max_count: int = 3) -> str:
     """Return a number with at most `max_count` significant digits, such as a tick of an axis."""
     return f"{value:.{max_count}g}".replace("-", "−")
 
 
-def tick_texts(ticks: Sequence[float]) -> dict[float, str]:
+def format_ticks(ticks: Sequence[float]) -> dict[float, str]:
     """Return the text of each tick of a colour bar, all with the same number of significant digits.
 
     It is the least number from three to twelve with which rounding moves no tick by more than a twentieth of the
@@ -84,7 +84,7 @@ def tick_texts(ticks: Sequence[float]) -> dict[float, str]:
         rounded = np.array([float(f"{tick:.{n_digits}g}") for tick in ticks])
         if (np.abs(rounded - tick_values) <= 0.05 * gap).all():
             break
-    return {tick: digits(tick, n_digits) for tick in ticks}
+    return {tick: format_digits(tick, n_digits) for tick in ticks}
 
 
 def weight(value: float) -> str:
@@ -92,13 +92,13 @@ def weight(value: float) -> str:
     return f"{value:.2f}" if value >= 0.005 else f"{value:.0e}"
 
 
-def four_decimals(value: float) -> str:
+def format_four_decimals(value: float) -> str:
     """Return a number with four decimals, without a minus before 0.0000."""
     text = f"{value:.4f}"
     return text.removeprefix("-") if _is_zero(text) else text
 
 
-def percent(share: float, decimals: int = 0) -> str:
+def format_percent(share: float, decimals: int = 0) -> str:
     """Return a share as percent; `–` where it is undefined."""
     if not math.isfinite(share):
         return UNDEFINED
@@ -112,7 +112,7 @@ Q_VALUE = "q value"
 """The unit of columns of q values: p values that are corrected for the false discovery rate."""
 
 
-def writer_for(table: Table, name: str) -> Callable[[float], str]:
+def choose_formatter(table: Table, name: str) -> Callable[[float], str]:
     """Return the function that formats the values of a column, which depends on the unit and the kind of the column."""
     column = table.columns[name]
     if column.unit == Q_VALUE:
@@ -121,10 +121,10 @@ def writer_for(table: Table, name: str) -> Callable[[float], str]:
         return str
     magnitudes = np.abs(table[name])
     zero_threshold = _ZERO_SHARE * float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
-    return lambda value: "0" if abs(value) < zero_threshold else small_number(value)
+    return lambda value: "0" if abs(value) < zero_threshold else format_small(value)
 
 
-def writer_for_all(values: NDArray[np.float64]) -> Callable[[float], str]:
+def choose_shared_formatter(values: NDArray[np.float64]) -> Callable[[float], str]:
     """Return a function that formats all these numbers with the same number of decimals, six at most.
 
     The decimals show three significant digits of the largest number, such as 0.123, 1.23 or 12.3.
@@ -132,22 +132,22 @@ def writer_for_all(values: NDArray[np.float64]) -> Callable[[float], str]:
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
     # log10 rounded down is 0 for numbers from 1 to 10, -1 from 0.1 to 1, and so on.
     decimals = min(max(0, 2 - math.floor(math.log10(largest))), 6)
-    return lambda value: fixed(value, decimals)
+    return lambda value: format_fixed(value, decimals)
 
 
 def q_value(q: float) -> str:
     """Return a q value with three decimals; `–` where it is undefined."""
-    return "<0.001" if q < 0.001 else fixed(q, 3)
+    return "<0.001" if q < 0.001 else format_fixed(q, 3)
 
 
-def interval(low: float, high: float, format_value: Callable[[float], str] = number) -> str:
+def format_interval(low: float, high: float, format_value: Callable[[float], str] = number) -> str:
     """Return an interval such as [0.91, 0.95], with its ends formatted by `format_value`; `–` if it is undefined."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNDEFINED
     return f"[{format_value(low)}, {format_value(high)}]"
 
 
-def with_interval(
+def format_with_interval(
     estimate: Floats, format_value: Callable[[float], str] = number, unit: str = ""
 ) -> str:
     """Return an estimate, (value, low, high), as text: "0.93 nats [0.91, 0.95]".
@@ -156,11 +156,11 @@ def with_interval(
     """
     value, low, high = estimate
     text = f"{format_value(value)} {unit}".rstrip()
-    ends = interval(low, high, format_value)
+    ends = format_interval(low, high, format_value)
     return text if ends == UNDEFINED else f"{text} {ends}"
 
 
-def step_text(step: int) -> str:
+def format_step(step: int) -> str:
     """Return a training step as text: 500, 2k, 143k."""
     return f"{step // 1000}k" if step >= 1000 and step % 1000 == 0 else str(step)
 

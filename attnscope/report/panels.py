@@ -18,7 +18,7 @@ from attnscope.drawing.map_figure import Axis, MapsFigure
 from attnscope.drawing.maps import MapsPage
 from attnscope.report.blocks import Report
 from attnscope.report.head_maps import ONE_WAY, TWO_WAYS
-from attnscope.report.numbers import tick_texts
+from attnscope.report.numbers import format_ticks
 
 AXES_NOTE = "rows: queries (attend) · columns: keys (are attended to)"
 
@@ -96,7 +96,7 @@ class Panels:
             max_pooled = max_pool(values.astype(np.float32), page.pool)
             min_pooled = -max_pool(-values.astype(np.float32), page.pool)
             pooled_maps.append(np.where(max_pooled >= -min_pooled, max_pooled, min_pooled))
-        ticks = tick_texts(layout.ticks_between(*limits))
+        ticks = format_ticks(layout.ticks_between(*limits))
         page.set_values(
             f"{report.model} · {self.title}",
             pooled_maps,

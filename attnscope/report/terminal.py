@@ -27,13 +27,13 @@ from attnscope.report.blocks import (
 )
 from attnscope.report.matrix import draw_head_grid, draw_matrix, find_width_for_heads
 from attnscope.report.numbers import (
+    choose_formatter,
     find_most_changed,
-    interval,
+    format_interval,
+    format_small,
+    format_step,
     number,
-    small_number,
     spread_evenly,
-    step_text,
-    writer_for,
 )
 from attnscope.report.plain_text import dim_lines, shade
 from attnscope.report.table import TextColumn, TextTable
@@ -129,7 +129,7 @@ def _build_shaded_grid(heads: Table, column: str, width: int) -> Text:
     head_indices = np.unique(heads["head"]).tolist()
     magnitudes = np.abs(heads[column])
     max_magnitude = float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0)) or 1.0
-    format_value = writer_for(heads, column)
+    format_value = choose_formatter(heads, column)
     has_numbers = len(head_indices) * _NUMBER_CELL_WIDTH <= find_width_for_heads(layers, width)
     cell_width = _NUMBER_CELL_WIDTH if has_numbers else 2
 
@@ -148,7 +148,7 @@ def _build_shaded_grid(heads: Table, column: str, width: int) -> Text:
 
     text = draw_head_grid(layers, head_indices, cell_width, width, append_cell)
     if not has_numbers:
-        text.append(f"\ntenths of the largest, {small_number(max_magnitude)}", style="dim")
+        text.append(f"\ntenths of the largest, {format_small(max_magnitude)}", style="dim")
     return text
 
 
@@ -198,7 +198,7 @@ def _build_number_columns(
 ) -> list[TextColumn]:
     """Return a column of numbers, and a column of their 95% intervals if any of the rows has one."""
     column_title = printable(table.columns[name].header)
-    format_value = writer_for(table, name)
+    format_value = choose_formatter(table, name)
     values = table[name]
     numbers = TextColumn(
         column_title,
@@ -214,7 +214,7 @@ def _build_number_columns(
     # Intervals are dropped with their numbers. If the numbers have 0 (never), the intervals are dropped last (1).
     intervals = TextColumn(
         "95% interval",
-        lambda row: interval(low[row], high[row], format_value),
+        lambda row: format_interval(low[row], high[row], format_value),
         is_right_aligned=True,
         style="dim",
         drop_priority=drop_priority or 1,
@@ -250,7 +250,7 @@ def _render_trends(block: Trends, console: Console, every: bool) -> list[Rendera
 
     # The steps that get a column: as many as fit, evenly spaced. The column of names has the same width in all tables
     # of trends, so that the columns of a step are aligned across tables.
-    headers = list(map(step_text, block.steps))
+    headers = list(map(format_step, block.steps))
     headers[0] = f"step {headers[0]}"
     width = max(6, 2 + max(map(len, headers)))
     shown_steps = spread_evenly(len(headers), (console.width - _NAME_COLUMN_WIDTH) // width)

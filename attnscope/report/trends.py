@@ -19,7 +19,7 @@ from attnscope.drawing.canvas import (
 )
 from attnscope.drawing.lettering import Lettering
 from attnscope.report.blocks import Report, Trends
-from attnscope.report.numbers import find_most_changed, step_text
+from attnscope.report.numbers import find_most_changed, format_step
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """The colours of the curves that change most; all other curves are grey."""
@@ -176,6 +176,6 @@ def _scale_step_axis(axes: Any, steps: Sequence[int]) -> None:
     ticks = [10**power for power in range(9) if positive_steps[0] <= 10**power <= last_step]
     if first_step == 0:
         ticks.insert(0, 0)
-    axes.set_xticks(ticks, list(map(step_text, ticks)))
+    axes.set_xticks(ticks, list(map(format_step, ticks)))
     axes.minorticks_off()
     axes.set_xlim(first_step, last_step)

@@ -28,7 +28,7 @@ from attnscope.core.sampled_rows import Floats, RowSample
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import MIN_NATS_TO_EXPLAIN
 from attnscope.questions.heads import DESCRIPTION_COLUMNS, Heads
-from attnscope.report.numbers import percent
+from attnscope.report.numbers import format_percent
 from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature, Flags, Integers
@@ -396,7 +396,7 @@ def _describe_resting(active_share: float, rests_terms: Sequence[HeadLine]) -> l
         is_preferred = term["weight"] >= 0 or share.value >= share.baseline
         if share.value >= MIN_MENTIONED and is_preferred:
             shares[term["words"]] = share.value
-    text = f"rests {percent(1 - active_share)}"
+    text = f"rests {format_percent(1 - active_share)}"
     # Name the two sinks with the largest shares.
     if shares:
         text += " on " + " and ".join(sorted(shares, key=lambda words: -shares[words])[:2])
