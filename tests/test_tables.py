@@ -49,7 +49,7 @@ def require_whole(table, width):
         below = letters(f"not shown in {width} columns: {named}; a wider terminal or --json shows all")
         assert letters("".join(lines)).endswith(below)
     start = 0
-    block = table._choose(width)[0]
+    block = table._choose_columns(width)[0]
     for at, cells in zip(block, table._fit_widths(block, width), strict=True):
         seen = column_of(lines, start, cells)
         for text in table._cells[at]:
