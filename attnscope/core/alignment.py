@@ -12,8 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from attnscope.arrays import Floats, Integers
 
 MEDIAN_FRAMES = 7
 """Width of the running median, in frames. A recording of 3 frames or fewer (half the width) is not smoothed."""

@@ -19,11 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope import plugins
-
-Floats = NDArray[np.float64]
+from attnscope.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats, Integers
 from attnscope.core.intervals import predicted_interval
-from attnscope.core.sampled_rows import Floats, Integers, LevelCounts, RowSample
+from attnscope.core.sampled_rows import LevelCounts, RowSample
 from attnscope.core.sums import RunningSums
 
 MAX_TERMS = 4

@@ -24,7 +24,8 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.sampled_rows import FittedFeature, Floats, Integers, Levels, RowSample
+from attnscope.arrays import Floats, Integers, Levels
+from attnscope.core.sampled_rows import FittedFeature, RowSample
 
 Float32Array = NDArray[np.float32]
 

@@ -21,10 +21,10 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
+from attnscope.arrays import Floats
 from attnscope.core.attention.precision import in_float64
 
 Divergence = Literal["hellinger", "jensen_shannon"]
-Floats = NDArray[np.float64]
 
 MAX_DIVERGENCE: dict[Divergence, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)}
 """The largest value of each divergence: that of two rows that share no key."""

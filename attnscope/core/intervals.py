@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr, stdtrit
 
-Floats = NDArray[np.float64]
+from attnscope.arrays import Floats
 
 FloatOrArray = Floats | NDArray[np.bool_] | float
 """One value for all ratios, or an array that broadcasts to the shape of the ratios."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from attnscope.core.intervals import TAIL_PROBABILITY, Floats, skewed_interval, unseen_share
+from attnscope.arrays import Floats
+from attnscope.core.intervals import TAIL_PROBABILITY, skewed_interval, unseen_share
 
 
 def sum_by_offset(

@@ -7,7 +7,8 @@ texts. Pairs are drawn independently, and all have the same weight. The module u
 import numpy as np
 from scipy.special import stdtrit
 
-from attnscope.core.intervals import TAIL_PROBABILITY, Floats, TextSums, mean_interval, mean_p_above
+from attnscope.arrays import Floats
+from attnscope.core.intervals import TAIL_PROBABILITY, TextSums, mean_interval, mean_p_above
 
 RARE_PROBABILITY = 1e-5
 """A t with a smaller one-sided probability is not put down to chance."""

@@ -17,9 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Levels = NDArray[np.uint8]
+from attnscope.arrays import Floats, Integers, Levels
 
 _MAX_ENTRIES_PER_PRODUCT = 2**16
 """The most entries whose features are multiplied with attention at once."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from attnscope.arrays import Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,23 +27,23 @@ class HeadSplit:
             their rows, which is the entropy of their mean minus the mean of their entropies; 0 (all equal) to ln(head).
     """
 
-    weights: Array
-    head_outputs: Array
-    entropy_nats: Array
+    weights: Floats
+    head_outputs: Floats
+    entropy_nats: Floats
     n_uniform_rows: NDArray[np.int64]
     rank: NDArray[np.int64]
-    disagreement_nats: Array
+    disagreement_nats: Floats
 
     @property
-    def concat_output(self) -> Array:
+    def concat_output(self) -> Floats:
         """Return the outputs of all heads side by side, (query, d_model)."""
         return np.concatenate(self.head_outputs, axis=-1)
 
 
 def split_heads(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Floats,
+    key: Floats,
+    value: Floats,
     n_heads: int,
     *,
     mask: NDArray[np.bool_] | None = None,
@@ -97,8 +97,8 @@ def split_heads(
     )
 
 
-def _entropy(rows: Array) -> Array:
+def _entropy(rows: Floats) -> Floats:
     """Return the entropy of each row, (...,), in nats, from (..., key); 0 · ln 0 counts as 0."""
     logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
-    entropy: Array = -(rows * logs).sum(-1)
+    entropy: Floats = -(rows * logs).sum(-1)
     return np.maximum(0.0, entropy)

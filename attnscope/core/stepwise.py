@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from attnscope.arrays import Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,19 +36,19 @@ class AttentionInputs:
         b_O: The bias of the output projection, (d_model,); None = no bias.
     """
 
-    Q: Array
-    K: Array
-    V: Array
+    Q: Floats
+    K: Floats
+    V: Floats
     n_heads: int
     n_kv_heads: int
     scale: float
     may: NDArray[np.bool_] | None = None
-    bias: Array | None = None
+    bias: Floats | None = None
     softcap: float | None = None
-    sinks: Array | None = None
-    H: Array | None = None
-    W_O: Array | None = None
-    b_O: Array | None = None
+    sinks: Floats | None = None
+    H: Floats | None = None
+    W_O: Floats | None = None
+    b_O: Floats | None = None
 
     @property
     def d_head(self) -> int:
@@ -240,7 +240,7 @@ def concatenation_steps(inputs: AttentionInputs, query: int | None) -> list[Step
     return steps
 
 
-def run_steps(steps: list[Step], inputs: AttentionInputs) -> list[Array]:
+def run_steps(steps: list[Step], inputs: AttentionInputs) -> list[Floats]:
     """Run the lines of code of all steps in order; return the value of each step. The inputs stay unchanged."""
     # Each line reads the inputs and the variables of earlier lines, and assigns one variable more.
     variables = {"np": np} | inputs.variables()

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from attnscope.arrays import Floats
 from attnscope.core.intervals import (
     FloatOrArray,
-    Floats,
     TextSums,
     mean_interval,
     mean_p_above,

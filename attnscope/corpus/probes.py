@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from attnscope.arrays import Integers
 from attnscope.corpus.texts import CorpusText
 from attnscope.errors import AttnscopeError
-
-Int64Array = NDArray[np.int64]
-"""Token ids, or positions of tokens in a text. Always one-dimensional here."""
 
 NEEDLE_NOUNS = (
     "door",
@@ -69,16 +67,16 @@ class Needle:
         depth: About which share of the haystack stands before the needle, 0 to 1.
     """
 
-    ids: Int64Array
-    answer_positions: Int64Array
-    decoy_positions: Int64Array
+    ids: Integers
+    answer_positions: Integers
+    decoy_positions: Integers
     depth: float
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
-    def answer(self) -> Int64Array:
+    def answer(self) -> Integers:
         """Return the ids of the answer, (answer token,). The text ends with a copy of it."""
         return self.ids[-len(self.answer_positions) :]
 
@@ -97,8 +95,8 @@ class NeedleSource:
         prefix_ids: The ids of the tokens that every text begins with, such as [CLS].
     """
 
-    vocab_ids: Int64Array
-    text_ids: Int64Array | None = None
+    vocab_ids: Integers
+    text_ids: Integers | None = None
     encode: Callable[[str], Sequence[int]] | None = None
     sentence_end_ids: frozenset[int] = frozenset()
     prefix_ids: tuple[int, ...] = ()
@@ -159,7 +157,7 @@ def generate_needles(
 
 def _make_needle(
     source: NeedleSource,
-    vocabulary: Int64Array,
+    vocabulary: Integers,
     number: int,
     depth: float,
     length: int,
@@ -242,11 +240,11 @@ def _make_needle(
 
 def _cut_haystack(
     random: np.random.PCG64,
-    text_ids: Int64Array | None,
-    vocabulary: Int64Array,
+    text_ids: Integers | None,
+    vocabulary: Integers,
     n_haystack: int,
     length: int,
-) -> Int64Array:
+) -> Integers:
     """Cut a part of the text that starts at a random position, (n_haystack,); without a text, return random tokens."""
     if text_ids is None:
         indices = random.random_raw(n_haystack) % np.uint64(len(vocabulary))
@@ -260,13 +258,13 @@ def _cut_haystack(
     return text_ids[start : start + n_haystack]
 
 
-def _draw_distinct(random: np.random.PCG64, pool: Int64Array, n: int) -> Int64Array:
+def _draw_distinct(random: np.random.PCG64, pool: Integers, n: int) -> Integers:
     """Draw n elements of a pool without replacement, (n,)."""
     # Sort the pool by one random key per element, and take the first n.
     return pool[random.random_raw(len(pool)).argsort(kind="stable")[:n]]
 
 
-def _list_starts(haystack: Int64Array, depth: float, sentence_end_ids: frozenset[int]) -> list[int]:
+def _list_starts(haystack: Integers, depth: float, sentence_end_ids: frozenset[int]) -> list[int]:
     """Return the positions of the haystack at which a needle of a depth may start.
 
     These are the positions of `start_range` that follow the end of a sentence. If no sentence ends there, all count.
@@ -292,7 +290,7 @@ def start_range(depth: float, n_haystack: int) -> tuple[int, int]:
     return first, first + width
 
 
-def select_word_ids(ids: Int64Array, spell: Callable[[int], str]) -> Int64Array:
+def select_word_ids(ids: Integers, spell: Callable[[int], str]) -> Integers:
     """Return the ids of tokens that are a space and a lower-case word, such as " door".
 
     If fewer than 200 tokens are such words, return all ids. `spell` returns the characters of a token id.

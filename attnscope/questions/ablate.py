@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
@@ -16,7 +17,7 @@ from attnscope.report.blocks import Block, HeadMap, Ranking, Report, rank_heads
 from attnscope.report.numbers import format_digits, format_small, format_with_interval, largest_first
 from attnscope.report.wording import corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Column, Floats, number, text
+from attnscope.results.table import HEADS, Column, number, text
 
 Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "resample")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.errors import amount
 from attnscope.questions import compare_texts
 from attnscope.questions.distances import (
@@ -23,7 +24,7 @@ from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
 from attnscope.report.numbers import format_with_interval, largest_first
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
+from attnscope.results.table import HEADS, Array, Column, Table, count, flag, number
 from attnscope.results.tokens import TOKEN_COLUMNS
 
 _MAX_PRINTED_PAIRS = 100

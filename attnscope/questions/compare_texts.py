@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import amount
 from attnscope.questions.distances import (
@@ -30,7 +31,6 @@ from attnscope.report.blocks import Block, CustomBlock, Grid, HeadMap, Report, W
 from attnscope.report.numbers import largest_first
 from attnscope.report.panels import AXES_NOTE, Panel, Panels
 from attnscope.report.wording import list_some, printable, report_on
-from attnscope.results.table import Floats
 from attnscope.results.tokens import Tokens, tokens_from_table
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.errors import amount, require_choice
 from attnscope.questions.head_roles import SINK_ROLES, RoleGrid, choose_result_marks
 from attnscope.report.blocks import Block, CustomBlock, Note, Ranking, WordsColumn, rank_heads
@@ -27,7 +28,7 @@ from attnscope.report.numbers import format_percent, format_with_interval, large
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import label, printable
 from attnscope.results.result import Result
-from attnscope.results.table import Floats, Table
+from attnscope.results.table import Table
 from attnscope.results.table import number as number_column
 
 SORTS = ("layer", "explained", "entropy")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.questions.head_lines import (
     explain_descriptions,
@@ -40,7 +41,7 @@ from attnscope.report.wording import (
     title_of,
 )
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Column, Floats, Table, count, flag, share, text
+from attnscope.results.table import HEADS, Column, Table, count, flag, share, text
 from attnscope.results.table import number as number_column
 
 _MAPPED_MEASURES = ("distance_patches", "monotonicity")

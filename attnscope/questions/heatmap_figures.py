@@ -15,8 +15,8 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.drawing.canvas import FigureRenderer
 from attnscope.drawing.files import render_first_png
 from attnscope.drawing.map_figure import Axis, MapsFigure
@@ -40,8 +40,6 @@ from attnscope.questions.places import MEAN_QUERY, THUMBNAIL_SUFFIX, Picture
 from attnscope.questions.pooled import PooledHeatmap
 from attnscope.report.wording import change_notes, run_notes
 from attnscope.results.tokens import Tokens
-
-Floats = NDArray[np.float64]
 
 MAX_DRAWN_WORDS = 24
 """If no query names words, at most so many are drawn. Each is on an overview and on a figure of its own."""

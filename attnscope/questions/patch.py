@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, option, options
@@ -19,7 +20,7 @@ from attnscope.report.blocks import Block, Graph, GraphEdge, Grid, HeadMap, Rank
 from attnscope.report.numbers import Q_VALUE, format_digits, format_interval, format_small, largest_first
 from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
+from attnscope.results.table import HEADS, Array, Column, count, number, text
 
 LOGITS = "logits"
 """The receiver in a path that leads from a head straight to the logits, bypassing all other heads."""

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, WordsColumn
 from attnscope.report.numbers import UNDEFINED, format_fixed, largest_first, number
 from attnscope.report.wording import RECORDINGS, corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, share, text
+from attnscope.results.table import HEADS, Array, Column, Table, count, share, text
 from attnscope.results.table import number as number_column
 
 MIN_MASS = 0.1

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import option, options, read_ranges
@@ -27,7 +28,7 @@ from attnscope.report.numbers import UNDEFINED, format_fixed, format_percent, la
 from attnscope.report.panels import AXES_NOTE, Panel, Panels
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
+from attnscope.results.table import Array, Column, Table, count, number, share, text
 
 _MAX_KEYS_PER_MATRIX = 12
 """With more keys than this, print the largest weights of each head rather than its matrix of weights."""

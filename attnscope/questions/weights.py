@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.errors import amount
 from attnscope.options import option, options, read_heads, seed_option
 from attnscope.report.blocks import (
@@ -30,7 +31,7 @@ from attnscope.report.blocks import (
 from attnscope.report.numbers import format_fixed, format_percent, format_small, largest_first
 from attnscope.report.wording import report_on
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
+from attnscope.results.table import HEADS, Array, Column, Table, count, number, share, text
 
 INPUT_NAMES = {"Q": "query", "K": "key", "V": "value"}
 """The three inputs through which a head can read what an earlier head wrote, by letter."""

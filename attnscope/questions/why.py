@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.errors import amount
 from attnscope.options import kind_option, option, options, read_heads
 from attnscope.report.blocks import Grid, Ranking, Report
@@ -24,7 +25,7 @@ from attnscope.report.numbers import (
 )
 from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import Array, Floats, Table, count, text
+from attnscope.results.table import Array, Table, count, text
 from attnscope.results.table import number as number_column
 
 _MAX_DRAWN_PARTS = 12

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.results.table import Floats, Table
+from attnscope.arrays import Floats
+from attnscope.results.table import Table
 
 # When the terminal prints a block.
 PrintCondition = Literal["always", "with --all", "never"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import INK, FigureRenderer
 from attnscope.drawing.files import number_duplicates
@@ -25,7 +26,6 @@ from attnscope.report.numbers import format_small
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
 from attnscope.results.storage import iterate_texts
-from attnscope.results.table import Floats
 
 _MAX_ROWS = 20
 """The most rows of a grid that are drawn, unless `Grid.is_drawn_whole`."""

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.results.table import Floats, Table
+from attnscope.arrays import Floats
+from attnscope.results.table import Table
 
 # The text of a number that is NaN or infinite.
 UNDEFINED = "–"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.errors import AttnscopeError, UsageError, amount, suggest
 from attnscope.results.kinds import SUFFIXES, ResultKind, find_record, kind_of_schema, load_named
 from attnscope.results.reading import one_error_for_damage, read_record, read_schema, require_shown
@@ -24,7 +25,6 @@ from attnscope.results.table import (
     COMPANIONS,
     Array,
     Column,
-    Floats,
     Table,
     find_declaration,
     label_of,

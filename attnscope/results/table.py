@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.errors import AttnscopeError
 
-Floats = NDArray[np.float64]
 ColumnKind = Literal["number", "count", "text", "flag"]
 
 COMPANIONS = ("low", "high", "baseline", "count")

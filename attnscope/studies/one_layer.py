@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.choice import Choice
-from attnscope.core import example
+from attnscope.core.example import N_HEADS, TOKENS, K, Q, V
 from attnscope.core.stepwise import AttentionInputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.info import run_facts, versions
@@ -112,31 +112,31 @@ def read_layer(
 
 def _make_example(heads: Sequence[int] | None) -> OneLayer:
     """Return the worked example: "The cat sat on mat", d_model 4, 2 heads, no projections."""
-    chosen_heads = range(example.N_HEADS) if heads is None else sorted(set(heads))
+    chosen_heads = range(N_HEADS) if heads is None else sorted(set(heads))
     for head in chosen_heads:
-        if head not in range(example.N_HEADS):
+        if head not in range(N_HEADS):
             raise AttnscopeError(
                 f"there is no head {head}: the worked example has 2", "they are numbered 0 and 1"
             )
     # Tokenise the text: each word is a token.
-    text = " ".join(example.TOKENS)
-    n_tokens = len(example.TOKENS)
+    text = " ".join(TOKENS)
+    n_tokens = len(TOKENS)
     tokens = build_tokens(
         text,
         ids=range(n_tokens),
-        pieces=example.TOKENS,
+        pieces=TOKENS,
         offsets=word_spans(text),
         special=[False] * n_tokens,
         style="plain",
     )
     # The scale is 1 / √d_head. Q is (token, heads · d_head). Each head has its own keys and values.
-    scale = (example.Q.shape[1] / example.N_HEADS) ** -0.5
+    scale = (Q.shape[1] / N_HEADS) ** -0.5
     inputs = AttentionInputs(
-        example.Q,
-        example.K,
-        example.V,
-        n_heads=example.N_HEADS,
-        n_kv_heads=example.N_HEADS,
+        Q,
+        K,
+        V,
+        n_heads=N_HEADS,
+        n_kv_heads=N_HEADS,
         scale=scale,
     )
     return OneLayer(

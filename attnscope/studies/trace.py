@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.core import stepwise
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.stepwise import AttentionInputs
@@ -29,7 +29,6 @@ from attnscope.studies.one_layer import read_layer, to_numpy
 if TYPE_CHECKING:
     from attnscope.models.inside.projections import ProjectedAttention
 
-Array = NDArray[np.float64]
 
 _MAX_SCORES = 50_000_000
 """How many scores, heads x queries x keys, a trace may have."""
@@ -155,13 +154,13 @@ def trace(
 
 
 def _stack_by_step(
-    steps: Sequence[stepwise.Step], values: Sequence[Array], *, is_one_query: bool
+    steps: Sequence[stepwise.Step], values: Sequence[Floats], *, is_one_query: bool
 ) -> dict[str, Any]:
     """Return the values of each step by its name: (head, …) for steps of single heads, such as "weights".
 
     For one query, a step computes its value without a query axis, such as weights (key,). The axis is added: (1, key).
     """
-    values_by_step: dict[str, list[Array]] = {}
+    values_by_step: dict[str, list[Floats]] = {}
     for step, value in zip(steps, values, strict=True):
         # Keys and values have no query axis. Their axes begin with "keys".
         is_of_keys = step.head is not None and HEAD_STEP_AXES[step.name][0] == "keys"
@@ -208,9 +207,9 @@ class _KernelResult(NamedTuple):
     """
 
     name: str
-    outputs: Array
-    weights: Array
-    projected: Array | None
+    outputs: Floats
+    weights: Floats
+    projected: Floats | None
     eps: float
 
 
@@ -236,7 +235,7 @@ def _read_kernel(attention: ProjectedAttention) -> _KernelResult:
 
 
 def _compare_with_kernel(
-    arrays: Mapping[str, Array],
+    arrays: Mapping[str, Floats],
     kernel: _KernelResult,
     inputs: AttentionInputs,
     heads: tuple[int, ...],
@@ -295,7 +294,7 @@ def _compare_with_kernel(
 
 
 def _bound_projected_rounding(
-    joined: Array, inputs: AttentionInputs, eps: float, rounding: float
+    joined: Floats, inputs: AttentionInputs, eps: float, rounding: float
 ) -> float:
     """Return how much rounding may change the output after W_O: rounding of the heads' outputs, and of the sums in W_O.
 
@@ -316,5 +315,5 @@ def _bound_projected_rounding(
     return float(from_outputs + (eps + eps_of_sums) * size.max())
 
 
-def _largest_difference(step_values: Array, kernel_values: Array) -> float:
+def _largest_difference(step_values: Floats, kernel_values: Floats) -> float:
     return float(np.abs(step_values - kernel_values).max(initial=0.0))

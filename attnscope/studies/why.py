@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.core.attention.seam import attention_weights, select_heads
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.errors import AttnscopeError, require_close
@@ -16,7 +17,7 @@ from attnscope.models.info import require_seam
 from attnscope.models.inside.linear_runs import ModelPart, ScoreRun
 from attnscope.models.model import Model
 from attnscope.questions.why import Why
-from attnscope.results.table import Floats, Table
+from attnscope.results.table import Table
 from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.reading import Prompt, find_position
 from attnscope.studies.one_layer import OneLayer, read_layer, to_numpy

@@ -13,7 +13,7 @@ Neither considers the values or the feed-forward layers.
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from attnscope.arrays import Floats
 
 
 def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> Floats:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attnscope.arrays import Floats
 from attnscope.core.attention.precision import in_float64
 from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, attend
@@ -38,7 +39,6 @@ from attnscope.models.inside.projections import (
 )
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
-from attnscope.results.table import Floats
 
 _MAX_GRADIENT_ELEMENTS = 2**22
 """The most elements of gradients that are in memory at once, for each leaf: 16 MiB as float32."""

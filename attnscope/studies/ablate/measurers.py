@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.arrays import Floats
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import LayerKey
 from attnscope.core.attention.seam import AttentionCall, Kind, attend, find_finite_texts
@@ -28,7 +29,6 @@ from attnscope.core.sums import RunningSums
 from attnscope.corpus import CopyFilter, TextBlock, distinct
 from attnscope.models.model import MAX_PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
-from attnscope.results.table import Floats
 from attnscope.studies.ablate.reading import BatchReader, ReadBatch, TextRow
 from attnscope.studies.failures import NanOrigin, find_broken_rows
 from attnscope.studies.halving import BatchHalver

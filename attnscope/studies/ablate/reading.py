@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from attnscope.arrays import Integers
 from attnscope.core.attention.seam import Kind
 from attnscope.corpus import Chunk, TextBlock, chunks, make_batches
 from attnscope.corpus.batching import tokens_of
@@ -29,7 +29,6 @@ from attnscope.studies.inputs.texts import batch_of, special_ids
 BATCH_TOKENS = 512
 """The most tokens in a batch, padding included. If a loss is measured, half of it, because logits take memory, too."""
 
-Indices = NDArray[np.int64]
 
 MASKED_SHARE = 0.15
 """The share of ordinary tokens that are masked for a masked model, at least one per row."""
@@ -55,8 +54,8 @@ class TextRow:
     text_index: int
     tokens: Tokens
     target: Tokens | None
-    positions: Indices
-    answers: Indices
+    positions: Integers
+    answers: Integers
     number: int = 0
     n_rows: int = 1
 
@@ -227,7 +226,7 @@ class BatchReader:
             positions = answers = np.zeros(0, np.int64)
         return TextRow(chunk.text_index, tokens, target, positions, answers, chunk.number)
 
-    def _choose_masked(self, chunk: Chunk, candidates: Indices) -> Indices:
+    def _choose_masked(self, chunk: Chunk, candidates: Integers) -> Integers:
         """Draw the positions that are masked from `candidates`, seeded by the seed, the text and the chunk."""
         # Use raw PCG64 output: NumPy guarantees it across versions, but not the output of Generator methods.
         seed = np.random.SeedSequence([self._seed, chunk.text_index, chunk.number])

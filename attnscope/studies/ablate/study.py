@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.arrays import Floats
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Corpus, CorpusText
@@ -20,7 +21,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import LossKind, Model
 from attnscope.questions.ablate import AblateOptions, Ablation, Mode, quantity_column
-from attnscope.results.table import HEADS, Estimate, Floats, Table
+from attnscope.results.table import HEADS, Estimate, Table
 from attnscope.studies.ablate.measurers import (
     N_DONORS,
     QUANTITIES,

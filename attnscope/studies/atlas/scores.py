@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.sampled_rows import Floats, Integers
+from attnscope.arrays import Floats, Integers
 from attnscope.corpus import Chunk, CorpusText, TextBlock
 from attnscope.studies.atlas.options import CONTENT_SCORE, AtlasOptions
 from attnscope.studies.describe.rows import hash_text

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnscope.arrays import Flags, Floats, Integers
 from attnscope.core.distance import sum_divergences
 from attnscope.core.lifts import ItemSums, Lifts, sum_by_offset, uniform_weights
-from attnscope.core.sampled_rows import Floats, Integers
 from attnscope.questions.atlas import MAX_PROFILE_OFFSET, N_OFFSETS
 from attnscope.results.table import Estimate
 from attnscope.results.tokens import Tokens
 
-Flags = NDArray[np.bool_]
 Tiles = Iterable[tuple[slice, Tensor, Tensor]]
 """Tiles of queries, each with the weights, (head, query, key), and the keys that may be attended to, (query, key)."""
 

@@ -22,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnscope.arrays import Floats
 from attnscope.choice import Choice, ChosenHeads
 from attnscope.core.attention.row_samples import read_text_rows
 from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.core.distance import (
     MAX_DIVERGENCE,
-    Floats,
     classical_mds,
     cluster_heads,
     match_heads,

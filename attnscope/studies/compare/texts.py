@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnscope.arrays import Floats, Integers
 from attnscope.choice import Choice
 from attnscope.core.attention.calls import join_heads
 from attnscope.core.attention.seam import attention_weights
-from attnscope.core.distance import Divergence, Floats, compute_row_divergences, sum_divergences
+from attnscope.core.distance import Divergence, compute_row_divergences, sum_divergences
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
 from attnscope.errors import AttnscopeError, UsageError
@@ -37,8 +38,6 @@ from attnscope.studies.compare.study import (
 from attnscope.studies.inputs.reading import Prompt, Reading, read
 from attnscope.studies.kept_attention import keep_attention
 from attnscope.studies.maps.running import make_empty_record, run_model
-
-Integers = NDArray[np.int64]
 
 
 @with_default_torch

@@ -9,8 +9,7 @@ a row of attention.
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.sampled_rows import Floats
-from attnscope.studies.describe.features import Flags
+from attnscope.arrays import Flags, Floats
 
 MIN_SHARE = 0.02
 """A kind of key is named if it gets at least this share of attention, or would get it by the other terms."""

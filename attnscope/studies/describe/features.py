@@ -23,12 +23,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Flags, Integers, Levels
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 
-Flags = NDArray[np.bool_]
-Levels = NDArray[np.uint8]
-Integers = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
 """Arrays by name."""
 

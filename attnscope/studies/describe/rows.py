@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Flags, Integers, Levels
 from attnscope.core.sampled_rows import RowSample, starts_from_lengths
 from attnscope.corpus import Chunk, CorpusText, chunks, copy_key
 from attnscope.corpus.batching import tokens_of
@@ -29,9 +30,6 @@ from attnscope.studies.describe.features import (
     Arrays,
     Feature,
     FeatureFacts,
-    Flags,
-    Integers,
-    Levels,
     compute_levels,
     list_features,
 )

@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Flags, Floats, Integers
 from attnscope.core import descriptions, directions
 from attnscope.core.descriptions import Description, compute_row_losses, score_description, score_texts
-from attnscope.core.sampled_rows import Floats, RowSample
+from attnscope.core.sampled_rows import RowSample
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import MIN_NATS_TO_EXPLAIN
 from attnscope.questions.heads import DESCRIPTION_COLUMNS, Heads
 from attnscope.report.numbers import format_percent
 from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
-from attnscope.studies.describe.features import RESTING, Feature, Flags, Integers
+from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.rows import MIN_TEXTS, HeadGroup, SampledText, join_rows
 from attnscope.studies.describe.words import HeadWords, KeyKinds, find_naming_threshold
 from attnscope.studies.heads.options import DescribeOptions

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Flags, Floats, Integers
 from attnscope.core.descriptions import Description
-from attnscope.core.sampled_rows import FittedFeature, Floats, RowSample
+from attnscope.core.sampled_rows import FittedFeature, RowSample
 from attnscope.studies.describe.distance_words import (
     MAX_AVOIDED_LIFT,
     MIN_SHARE,
@@ -26,7 +27,6 @@ from attnscope.studies.describe.distance_words import (
     phrase_distances,
 )
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
-from attnscope.studies.describe.features import Flags, Integers
 from attnscope.studies.describe.rows import HeadGroup
 
 MAX_TOKENS = 6

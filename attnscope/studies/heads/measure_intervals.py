@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attnscope.arrays import Flags, Floats
 from attnscope.core.catalogue import MEASURES, PairMeasure
 from attnscope.core.intervals import (
     DEPENDENCE,
@@ -30,9 +30,6 @@ from attnscope.core.intervals import (
     weight_of_unseen,
 )
 from attnscope.core.sums import RunningSums
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 MIN_ACTIVE_SHARE = 0.1
 """The least share of attention outside sinks at which an `_active` measure has an interval, and may give a role.
@@ -103,10 +100,10 @@ class MeasureKinds(NamedTuple):
             text is one unit, however many queries it has.
     """
 
-    are_shares: Bools
-    are_hits: Bools
-    are_means: Bools
-    are_of_some_queries: Bools
+    are_shares: Flags
+    are_hits: Flags
+    are_means: Flags
+    are_of_some_queries: Flags
     dependence: Floats
 
 

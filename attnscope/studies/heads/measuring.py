@@ -20,6 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from attnscope.arrays import Flags, Floats, Integers
 from attnscope.core.catalogue import queries_per_unit
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import TOKEN_BUDGET, Chunk, TextBlock, batch_block
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from attnscope.core.catalogue import MeasureSums
     from attnscope.core.facts import TextFacts
 
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 ChunkKey = tuple[int, int]
 """A chunk: (index of its text in the corpus, number of the chunk in the text)."""
 
@@ -161,7 +159,7 @@ def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats
     return {name: np.where(is_negligible, 0.0, array * weights) for name, array in sums.items()}
 
 
-def count_offset_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
+def count_offset_hits(ids: Integers, causal: bool, context: Flags) -> Floats:
     """Score, on PAIR_MEASURES in a text, a head that always attends to the key at one of OFFSETS.
 
     - `same_token`: a key is a hit if it is another copy of the query's token.
@@ -219,7 +217,7 @@ def count_offset_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
 # Measuring
 
 
-def log_frequency(counts: Numbers, ids: Numbers) -> Floats:
+def log_frequency(counts: Integers, ids: Integers) -> Floats:
     """Return the natural logarithms of the relative frequencies of tokens, of the shape of `ids`.
 
     One is added to each count, so that a token that never occurred has a frequency too.
@@ -268,11 +266,11 @@ class HeadMeasurer(Measurer[HeadSums]):
     def __init__(
         self,
         model: Model,
-        counts: Numbers,
+        counts: Integers,
         special: frozenset[int],
         chunk: int | None = None,
         stride: int | None = None,
-        sampled: Mapping[ChunkKey, Numbers] | None = None,
+        sampled: Mapping[ChunkKey, Integers] | None = None,
         seed: int | None = None,
     ) -> None:
         from attnscope.core.attention.tiles import TileBuffers
@@ -402,7 +400,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         inputs = batch_of(tokens, targets).to(self._model.info.device)
 
         # For each chunk, its sampled queries and its number of keys; None = no query is sampled.
-        samples: list[tuple[Numbers, int] | None] = []
+        samples: list[tuple[Integers, int] | None] = []
         for chunk in batch:
             queries = self._sampled.get((chunk.text_index, chunk.number))
             samples.append(None if queries is None else (queries, len(chunk)))

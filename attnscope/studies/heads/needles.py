@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.arrays import Integers
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
@@ -52,8 +53,6 @@ MAX_PASS_TOKENS = 8192
 
 _N_HAYSTACKS_READ = 8
 """How much of a corpus is read, in multiples of the longest haystack. Each haystack is a random part of this text."""
-
-Numbers = NDArray[np.int64]
 
 
 @with_default_torch
@@ -156,7 +155,7 @@ def retrieval_heads(
 # Needles
 
 
-def read_vocabulary(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ...]]:
+def read_vocabulary(model: Model) -> tuple[Integers, tuple[int, ...], tuple[int, ...]]:
     """Return three sequences of token ids: a model's ordinary tokens, and the special tokens before and after any text.
 
     Raises:
@@ -266,7 +265,7 @@ class _NeedleResult(NamedTuple):
 
     needle: Needle
     is_written: NDArray[np.bool_]
-    n_copied: Numbers
+    n_copied: Integers
     is_finite: bool
 
     @property
@@ -413,7 +412,7 @@ def _test_heads(needle_sums: NeedleSums, options: NeedleOptions) -> dict[str, Ta
 
 
 def _sum_over_needles(
-    needle_sums: NeedleSums, names: Sequence[str], n_copied: Numbers
+    needle_sums: NeedleSums, names: Sequence[str], n_copied: Integers
 ) -> tuple[RunningSums, RunningSums]:
     """Return the sums of the measures over needles: of the heads, (head, measure), and of chance, (1, measure).
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.core.catalogue import MEASURES, Measure
 from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.errors import UsageError
@@ -70,8 +70,6 @@ CRITERIA = {
     "margin": MARGIN,
 }
 """The criteria of roles under the keys of a record's `options`."""
-
-Floats = NDArray[np.float64]
 
 
 # Rules

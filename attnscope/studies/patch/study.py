@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from attnscope.arrays import Floats
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.interventions import ActivationName, ActivationRecorder
 from attnscope.core.pairs import min_total_strength, pair_means, shares_of_total
@@ -35,7 +36,7 @@ from attnscope.questions.patch import (
     PatchOptions,
     make_head_columns,
 )
-from attnscope.results.table import Floats, Table
+from attnscope.results.table import Table
 from attnscope.studies.inputs.texts import Progress, ReportProgress, UnknownWords
 from attnscope.studies.patch.pairs import ReadPair, make_pair_batches, read_pairs, spell_answer
 from attnscope.studies.patch.runs import PairRuns, PatchedHeads, PatchSpec, list_units

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
+from attnscope.arrays import Floats
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.sums import RunningSums
 from attnscope.questions.relations import MIN_MASS, Relations
@@ -101,8 +102,6 @@ _SAME_WORD = RULES.index("same word")
 
 _BEYOND_TEXT = 2**40
 """The index of a word after the end of every text: no word is there. -_BEYOND_TEXT is before the start."""
-
-Floats = NDArray[np.float64]
 
 
 # Simple rules

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import AlignedChunk, align_links
+from attnscope.arrays import Floats
 from attnscope.core.attention.probes import WeightsRecorder, probe_by_kind
 from attnscope.core.attention.seam import Kind
 from attnscope.core.relations import LinkFacts, record_links, score_links
@@ -28,7 +29,7 @@ from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import NanOrigin, find_broken_rows
 from attnscope.studies.heads.measuring import encode_decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
-from attnscope.studies.relations.evidence import Floats, HalfSplitter, LinkPart, TextHits, check_rules
+from attnscope.studies.relations.evidence import HalfSplitter, LinkPart, TextHits, check_rules
 from attnscope.studies.run import Measurer
 
 UnmeasuredLinks = Counter[tuple[str, str]]

@@ -33,6 +33,7 @@ from scipy.stats import quantile_test
 
 from attnscope.annotated import Link
 from attnscope.annotated.alignment import UNALIGNED, AlignedLink, WordUnits
+from attnscope.arrays import Floats
 from attnscope.core.alignment import find_cheapest_paths, standardise_weights
 from attnscope.core.attention.probes import HeadRecorder
 from attnscope.core.attention.row_samples import rows_of
@@ -55,7 +56,6 @@ from attnscope.studies.relations.evidence import (
     RULES,
     THRESHOLDS,
     CorpusHalf,
-    Floats,
     HalfSplitter,
     TextHits,
 )

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attnscope.arrays import Floats
 from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES, Measure
 from attnscope.core.plain_torch import with_default_torch
 from attnscope.core.sums import RunningSums
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from attnscope.core.attention.seam import Kind
     from attnscope.core.facts import TextFacts
 
-Floats = NDArray[np.float64]
 
 _GREY_IMAGE = np.full((256, 256, 3), 128, np.uint8)
 """A uniform grey picture, (height, width, 3), to try a model on."""
