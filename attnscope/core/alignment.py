@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from attnscope.arrays import Floats, Integers
+from attnscope.arrays import Floats, Integers, divide
 
 MEDIAN_FRAMES = 7
 """Width of the running median, in frames. A recording of 3 frames or fewer (half the width) is not smoothed."""
@@ -48,8 +48,7 @@ def standardise_weights(weights: NDArray[np.floating]) -> Floats:
     # help to tell where they are: its values are 0.
     differences = normalised - normalised.mean(1, keepdims=True)
     deviations = normalised.std(1, keepdims=True)
-    standardised = np.zeros_like(normalised)
-    np.divide(differences, deviations, out=standardised, where=deviations > 0)
+    standardised = divide(differences, deviations, 0.0)
     # Take the running median over frames. Both ends are mirrored, which needs more than `half_width` frames.
     half_width = MEDIAN_FRAMES // 2
     if normalised.shape[2] > half_width:

@@ -18,10 +18,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from attnscope import plugins
-from attnscope.arrays import Floats
+from attnscope.arrays import Floats, divide
 
 
 @dataclass(frozen=True)
@@ -454,6 +452,4 @@ class MeasureSums:
         index = self.names.index(name)
         total = self.sum[index].sum(0)
         count = self.count[index].sum(0)
-        ratio: Floats = np.full_like(total, np.nan)
-        np.divide(total, count, out=ratio, where=count != 0)
-        return ratio
+        return divide(total, count)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attnscope.arrays import Floats
+from attnscope.arrays import Floats, divide
 from attnscope.core.intervals import (
     FloatOrArray,
     TextSums,
@@ -112,7 +112,7 @@ class RunningSums:
 
     def ratio(self) -> Floats:
         """Return the value Σs / Σc; NaN where Σc is 0."""
-        return _divide(self.moments[_S], self.moments[_C], np.nan)
+        return divide(self.moments[_S], self.moments[_C], np.nan)
 
     def sample(self) -> TextSums:
         """Return the ratio, its standard error and the sizes that `core.intervals` needs, arrays of `shape`.
@@ -136,8 +136,8 @@ class RunningSums:
         # (Σc)², Σc², and (Σc)² - Σc². The difference adds up the products c_i · c_j of two different texts, so it is 0
         # if only one text has a count.
         square_of_sum = sum_c**2
-        sum_of_squares = cc + _divide(square_of_sum, n, 0.0)
-        pair_products = np.maximum(square_of_sum * _divide(n - 1, n, 0.0) - cc, 0.0)
+        sum_of_squares = cc + divide(square_of_sum, n, 0.0)
+        pair_products = np.maximum(square_of_sum * divide(n - 1, n, 0.0) - cc, 0.0)
         # Σd² from the moments. Rounding is set to 0, so that texts with equal s / c have no error.
         r = np.nan_to_num(ratio)
         cross_term = 2 * r * sc
@@ -146,10 +146,10 @@ class RunningSums:
         rounding = _ROUNDING * (square_terms + np.abs(cross_term))
         residual = np.where(residual > rounding, residual, 0.0)
         # m / (m - 1) = (Σc)² / ((Σc)² - Σc²), so se² = Σd² / ((Σc)² - Σc²).
-        error = np.sqrt(_divide(residual, pair_products, np.nan))
+        error = np.sqrt(divide(residual, pair_products, np.nan))
         # Degrees of freedom, m - 1; NaN where the error is NaN.
-        degrees = np.where(pair_products > 0, _divide(pair_products, sum_of_squares, 0.0), np.nan)
-        effective_texts = _divide(square_of_sum, sum_of_squares, 0.0)
+        degrees = np.where(pair_products > 0, divide(pair_products, sum_of_squares, 0.0), np.nan)
+        effective_texts = divide(square_of_sum, sum_of_squares, 0.0)
         return TextSums(ratio, error, degrees, effective_texts, sum_c)
 
     def interval(self) -> tuple[Floats, Floats]:
@@ -199,13 +199,3 @@ def _merge(a: Floats, b: Floats) -> Floats:
     merged[_SC] += ds * dc * weight
     merged[_CC] += dc * dc * weight
     return merged
-
-
-def _divide(
-    a: Floats,
-    b: Floats,
-    undefined: float,
-) -> Floats:
-    """Return a / b; `undefined` where b is 0."""
-    quotient: Floats = np.divide(a, b, out=np.full(np.shape(a), undefined), where=b != 0)
-    return quotient

@@ -13,7 +13,7 @@ Neither considers the values or the feed-forward layers.
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.arrays import Floats
+from attnscope.arrays import Floats, divide
 
 
 def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> Floats:
@@ -37,10 +37,7 @@ def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> Floats
 
 def normalise_rows(rows: Floats) -> Floats:
     """Return (..., key) with each row divided by its sum; rows of zeros stay zeros."""
-    totals = rows.sum(-1, keepdims=True)
-    normalised = np.zeros_like(rows)
-    np.divide(rows, totals, out=normalised, where=totals > 0)
-    return normalised
+    return divide(rows, rows.sum(-1, keepdims=True), 0.0)
 
 
 def rollout(mixed: Floats) -> Floats:

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.arrays import Floats, Integers
+from attnscope.arrays import Floats, Integers, divide
 from attnscope.corpus import Chunk, CorpusText, TextBlock
 from attnscope.studies.atlas.options import CONTENT_SCORE, AtlasOptions
 from attnscope.studies.describe.rows import hash_text
-from attnscope.studies.heads.measure_intervals import divide
 from attnscope.studies.heads.measuring import BatchResult, HeadMeasurer, HeadSums
 
 if TYPE_CHECKING:

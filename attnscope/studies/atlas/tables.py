@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.arrays import Flags, Floats, Integers
+from attnscope.arrays import Flags, Floats, Integers, divide
 from attnscope.core.distance import sum_divergences
 from attnscope.core.lifts import ItemSums, Lifts, sum_by_offset, uniform_weights
 from attnscope.questions.atlas import MAX_PROFILE_OFFSET, N_OFFSETS
@@ -184,8 +184,7 @@ class KindTables:
             masses, even_shares, (counts, min_shares) = np.split(by_item, [n_heads, 2 * n_heads])
             # The lift is mass / even share. Its maximum is count / smallest even share: then every query that may
             # attend to the item gives it all its attention.
-            largest_lifts = np.zeros_like(counts)
-            np.divide(counts, min_shares, out=largest_lifts, where=min_shares > 0)
+            largest_lifts = divide(counts, min_shares, 0.0)
             self._sums.add(heads, items, masses, even_shares, counts, largest_lifts)
 
     def _sum_layer(

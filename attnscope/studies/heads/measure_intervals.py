@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.arrays import Flags, Floats
+from attnscope.arrays import Flags, Floats, divide
 from attnscope.core.catalogue import MEASURES, PairMeasure
 from attnscope.core.intervals import (
     DEPENDENCE,
@@ -233,9 +233,3 @@ def _unseen_range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats
             lowest[..., column] = -MAX_UNSEEN_SIMILARITY
             highest[..., column] = MAX_UNSEEN_SIMILARITY
     return lowest, highest
-
-
-def divide(sums: Floats, counts: Floats, undefined: float = np.nan) -> Floats:
-    """Return sums divided by counts; `undefined` where a count is 0."""
-    ratio: Floats = np.divide(sums, counts, out=np.full(np.shape(sums), undefined), where=counts > 0)
-    return ratio

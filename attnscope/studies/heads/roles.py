@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope.arrays import Floats
+from attnscope.arrays import Floats, divide
 from attnscope.core.catalogue import MEASURES, Measure
 from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.errors import UsageError
@@ -30,7 +30,6 @@ from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.measure_intervals import (
     MIN_ACTIVE_SHARE,
     classify_measures,
-    divide,
     measure_intervals,
 )
 from attnscope.studies.heads.measuring import PAIR_MEASURES, KindSums

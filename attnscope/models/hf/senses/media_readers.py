@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from attnscope.arrays import divide
 from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.hf.parts import forward_accepts, has_audio_window, patch_order_noise, takes_audio
 from attnscope.models.model import SensoryInput
@@ -317,8 +318,7 @@ def _make_spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
     # The centre of a band is the mean frequency of its bins, weighted by its filter.
     bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
     weights = filters.sum(0)
-    centres_hz = np.zeros(len(weights))
-    np.divide(bins @ filters, weights, out=centres_hz, where=weights > 0)
+    centres_hz = divide(bins @ filters, weights, 0.0)
     # A band without bins has no centre. Give it the centre of the band before, so that the centres never decrease.
     bands_hz = tuple(np.maximum.accumulate(centres_hz).tolist())
     # Shades are bytes: 0 for the lowest power, 255 for the highest.
