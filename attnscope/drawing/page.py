@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, Canvas, colormap, wrap_lines
 from attnscope.drawing.inks import colormap_hex, text_color_on
+from attnscope.drawing.layout import (
+    CAPTION_PX,
+    LINE_PX,
+    MARGIN_PX,
+    PANEL_TITLE_PX,
+    SUBTITLE_PX,
+    TITLE_PX,
+    PanelLayout,
+    ticks_between,
+)
 from attnscope.drawing.vectors import box_outlines
 from attnscope.report.numbers import format_ticks
 
@@ -67,7 +76,7 @@ class FigurePage(Canvas):
 
     def title_px(self, zoom: float) -> float:
         """Return the font size of the title. It is smaller on paper of a fixed width."""
-        return layout.PANEL_TITLE_PX if self.paper.is_fixed_width else layout.TITLE_PX * zoom
+        return PANEL_TITLE_PX if self.paper.is_fixed_width else TITLE_PX * zoom
 
     def write_header(
         self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False
@@ -76,12 +85,12 @@ class FigurePage(Canvas):
 
         Both are hidden if figures have no caption. An animated title is redrawn in each figure, so that it can change.
         """
-        margin = layout.MARGIN_PX
+        margin = MARGIN_PX
         room = self.width_px - 2 * margin
         size = self.title_px(zoom)
         title = self.lettering.fit(title, size * BOLD_WIDTH, room)
         title_text = self.write_title(margin, margin + 4 * zoom, title, size, animated=animated)
-        size = layout.CAPTION_PX if self.paper.is_fixed_width else layout.SUBTITLE_PX * zoom
+        size = CAPTION_PX if self.paper.is_fixed_width else SUBTITLE_PX * zoom
         subtitle = self.lettering.fit(subtitle, size, room)
         subtitle_text = self.write(margin, margin + 34 * zoom, subtitle, size, ha="left", color=FAINT)
         for text in (title_text, subtitle_text):
@@ -96,13 +105,13 @@ class FigurePage(Canvas):
         y = math.ceil(y)
         lines: Sequence[str] = ()
         if notes and self.paper.caption:
-            room = (self.width_px - 2 * layout.MARGIN_PX) / zoom
+            room = (self.width_px - 2 * MARGIN_PX) / zoom
             lines = wrap_lines(" · ".join(notes), room, self.lettering)
-        pitch = layout.LINE_PX * zoom
-        size = layout.CAPTION_PX * zoom
+        pitch = LINE_PX * zoom
+        size = CAPTION_PX * zoom
         for number, line in enumerate(lines):
-            self.write(layout.MARGIN_PX, y + number * pitch, line, size, ha="left", color=FAINT)
-        self.set_height(y + round((len(lines) - 1) * pitch) + layout.MARGIN_PX)
+            self.write(MARGIN_PX, y + number * pitch, line, size, ha="left", color=FAINT)
+        self.set_height(y + round((len(lines) - 1) * pitch) + MARGIN_PX)
 
     def end_with_bar(
         self,
@@ -128,15 +137,15 @@ class FigurePage(Canvas):
         # make room for half of that number.
         inset = 0.0
         if self.paper.crop_px:
-            inset = max(8.0, self.lettering.width_px("0", layout.CAPTION_PX) / 2 - 2)
+            inset = max(8.0, self.lettering.width_px("0", CAPTION_PX) / 2 - 2)
         # Without a caption there are no notes, so shorten the bar until the meaning fits beside it.
-        size = layout.CAPTION_PX * zoom
-        width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
+        size = CAPTION_PX * zoom
+        width = min(420 * zoom, self.width_px - 2 * MARGIN_PX - inset - 12)
         if not self.paper.caption:
             meaning = meaning.partition(":")[0]
             room = self.width_px - 80 - inset - self.lettering.width_px(meaning, size)
             width = min(width, max(room, _MIN_BAR_PX))
-        bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
+        bar = (MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         # The caller writes the numbers. The limits (0, 1) only position ticks, and there are no ticks here.
         fits = self.draw_colour_bar(bar, cmap, (0, 1), ticks={}, size_px=size, meaning=meaning)
         # If the meaning does not fit beside the bar, make it the first note.
@@ -150,7 +159,7 @@ class FigurePage(Canvas):
         x: float,
         y: float,
         title: str,
-        size_px: float = layout.PANEL_TITLE_PX,
+        size_px: float = PANEL_TITLE_PX,
         ha: str = "left",
         **options: Any,
     ) -> Text:
@@ -164,7 +173,7 @@ class FigurePage(Canvas):
         limits: tuple[float, float],
         *,
         ticks: Mapping[float, str] | None = None,
-        size_px: float = layout.CAPTION_PX,
+        size_px: float = CAPTION_PX,
         color: str = INK,
         meaning: str = "",
         is_inset: bool = False,
@@ -193,7 +202,7 @@ class FigurePage(Canvas):
             self.draw_frames([box])
         # Write the numbers below the bar, centred at their values, except the outer ones if they must stay inside.
         if ticks is None:
-            ticks = format_ticks(layout.ticks_between(low, high))
+            ticks = format_ticks(ticks_between(low, high))
         alignments = {min(ticks): "left", max(ticks): "right"} if is_inset else {}
         below = y + height + size_px * 0.96
         for tick, text in ticks.items():
@@ -232,11 +241,11 @@ class FigurePage(Canvas):
             squares.append((left, middle - 8, 20, pitch - 5))
             if letter:
                 self.write_title(left + 10, middle, letter, 12, ha="center", color=text_color_on(color))
-            room = self.width_px - left - 30 - layout.MARGIN_PX
+            room = self.width_px - left - 30 - MARGIN_PX
             if columns > 1:
                 room = min(room, column_px - 34)
-            name = self.lettering.fit(name, layout.CAPTION_PX, max(min_room, room))
-            self.write(left + 28, middle, name, layout.CAPTION_PX, ha="left")
+            name = self.lettering.fit(name, CAPTION_PX, max(min_room, room))
+            self.write(left + 28, middle, name, CAPTION_PX, ha="left")
         self.fill_boxes(squares, [color for _, color, _ in entries])
         return y + rows * pitch
 
@@ -328,7 +337,7 @@ class FigurePage(Canvas):
         for start, stop, text in spans:
             # A name starts at its first column, or further left if it would otherwise end outside the page.
             left = x + start * column_px
-            needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
+            needed = self.lettering.width_px(text, CAPTION_PX) + 12
             text_left = min(left, self.width_px - needed - 4)
             # Lane 0 is the lowest. It also takes the bands without a name.
             free_lanes = [lane for lane, end in enumerate(lane_ends) if end <= text_left]
@@ -337,7 +346,7 @@ class FigurePage(Canvas):
             bands.append((left, top, max(1.0, (stop - start) * column_px), _LANE_PX - 3))
             if free_lanes:
                 lane_ends[lane] = max(text_left + needed, x + stop * column_px)
-                self.write(text_left + 4, top + _LANE_PX / 2 - 1, text, layout.CAPTION_PX, ha="left")
+                self.write(text_left + 4, top + _LANE_PX / 2 - 1, text, CAPTION_PX, ha="left")
         self.fill_boxes(bands, [_SPAN_COLOUR])
 
     def draw_ticks(
@@ -351,7 +360,7 @@ class FigurePage(Canvas):
             columns: (position, text) of each number below. Positions are 0 at the left edge, 1 at the right edge.
         """
         x, y, width, height = box
-        size = layout.CAPTION_PX
+        size = CAPTION_PX
         texts = []
         for position, text in rows:
             tick_y = y + position * height
@@ -371,7 +380,7 @@ class FigurePage(Canvas):
         self,
         rows: Sequence[str],
         columns: Sequence[str],
-        grid: layout.PanelLayout,
+        grid: PanelLayout,
         size_px: float,
         above_px: float,
     ) -> None:
