@@ -53,7 +53,7 @@ def test_a_shape_that_does_not_hold_is_noticed():
         "import torch; from jaxtyping import install_import_hook\n"
         f"with install_import_hook({MODULES!r}, 'tests.check_annotations'):"
         " from attnscope.core.attention import tiles\n"
-        "tiles.times_values(torch.ones(1, 2, 3, 5), torch.ones(1, 2, 7, 4))"
+        "tiles.weighted_values(torch.ones(1, 2, 3, 5), torch.ones(1, 2, 7, 4))"
     )
     done = python("-c", program, cwd=ROOT)
     assert "TypeCheckError" in done.stderr

@@ -17,12 +17,12 @@ FINDINGS = fake_findings(2, 3)
 def cut_atlas():
     """One whose examples are windows: between the first token and the next, and after the last, some are left out."""
     made = small_atlas(findings=FINDINGS)
-    places = np.where(np.arange(20) == 0, 0, np.arange(20) + 7)
+    positions = np.where(np.arange(20) == 0, 0, np.arange(20) + 7)
     cut = {
         "excerpt": "",
         "offsets": np.zeros((20, 2), np.int64),
         "n_tokens": 60,
-        "places": places,
+        "positions": positions,
         "special": np.arange(20) == 0,
     }
     examples = [replace(one, labels=(*one.labels[:-1], "##ing"), **cut) for one in examples_of(made)]
