@@ -32,7 +32,11 @@ MAX_CHARACTERS = 2**22
 
 
 def require_tokenizable(*texts: str | None) -> None:
-    """Refuse texts that are too long to be tokenised in memory: a pair may have 2 · MAX_CHARACTERS in total."""
+    """Refuse texts that are too long to be tokenised in memory.
+
+    The limit is on the total length. It is 2 · MAX_CHARACTERS, so that a pair of the longest texts of a corpus passes;
+    a text that comes alone may be as long as the pair.
+    """
     n_characters = sum(len(text) for text in texts if text is not None)
     if n_characters > 2 * MAX_CHARACTERS:
         raise AttnscopeError(
@@ -91,6 +95,7 @@ def build_tokens(
             spans[token] = start, end
             character_words = words_by_segment[segments[token]][start:end]
             words[token] = next((word for word in character_words if word >= 0), -1)
+    # All tokens were given, as no model has generated any: `n_given` counts the tokens that were not generated.
     return Tokens(
         text=text,
         ids=np.asarray(ids, np.int64),
@@ -400,7 +405,7 @@ def require_text(text: str, name: str = "the text") -> None:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether a text has spaces, control characters (Cc) and format characters (Cf) alone, or is empty."""
+    """Return whether a text is empty, or has only spaces, control characters (Cc) and format characters (Cf)."""
     return all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text)
 
 

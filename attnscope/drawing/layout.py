@@ -57,7 +57,7 @@ _NARROW_PX = 800  # a narrower page stacks elements that usually stand side by s
 _MIN_FILLED_SHARE = 0.6  # a page whose panels need less than this share of PAGE_WIDTH_PX is narrower
 _MIN_PANEL_PX = 110  # if panels would be narrower than this, fewer stand side by side
 _MAX_LABELS_SHARE = 0.4  # the largest width of a panel's labels / the width of the panel with its labels
-_CROP_PX = MARGIN_PX - 4  # about how much of each side margin a figure of exact width lacks
+_CROP_PX = MARGIN_PX - 4  # the least width cropped off each side margin of a figure of exact width
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Paper:
         is_fixed_width: Whether each figure has exactly the width `width_px` (for print); else the width depends on the
             panels (for a screen).
         min_px: The smallest font size; 0 = no limit.
-        label_px: A smaller limit for the font size of token labels. It applies only if every cell then gets its label.
-            0 = the limit is `min_px`.
+        label_px: Token labels may be smaller than `min_px`, down to this font size, if every cell then gets its label.
+            0 = they are never smaller than `min_px`.
         inch_px: The number of pixels of the layout per inch.
         dpi: The number of pixels of a PNG per inch.
         caption: Whether figures have a title, a subtitle and notes.
@@ -149,7 +149,10 @@ class Paper:
 
     @property
     def crop_vertical_px(self) -> float:
-        """Return the height cropped at the top and at the bottom. Letters reach further here than at the sides."""
+        """Return the height cropped at the top and at the bottom, 10 px less than the width cropped at the sides.
+
+        Letters reach about 10 px further into the margins at the top and at the bottom than into those at the sides.
+        """
         return max(0.0, self.crop_px - 10)
 
     @property
@@ -215,7 +218,8 @@ class PanelRequest:
         min_cell_px: The smallest width of a cell on a screen. The page grows to keep it. If it is below 1, several
             cells may share a pixel. On paper, cells may shrink without a limit.
         max_height_px: The largest height of all rows of panels together.
-        min_width_px: The smallest width of a page that has one panel, or that its panels would leave mostly empty.
+        min_width_px: The smallest width of a page on a screen. But if several panels fill _MIN_FILLED_SHARE of
+            PAGE_WIDTH_PX or more, the smallest width is PAGE_WIDTH_PX.
     """
 
     n: int
@@ -266,26 +270,26 @@ def arrange_panels(request: PanelRequest, paper: Paper) -> PanelLayout:
 
     If panels are small, fewer stand side by side, unless the request sets the columns.
     """
-    # While panels are narrower than _MIN_PANEL_PX, try one column less, and stop when cells do not grow.
-    columns = request.columns or choose_n_columns(request.n)
-    n_rows, n_columns = request.shape
-    cell_width = _max_cell_width(request, columns, paper)
-    while not request.columns and columns > 1 and cell_width * n_columns < _MIN_PANEL_PX:
-        larger = _max_cell_width(request, columns - 1, paper)
+    # While panels are narrower than _MIN_PANEL_PX, try one column of panels less, and stop when cells do not grow.
+    panel_columns = request.columns or choose_n_columns(request.n)
+    cell_rows, cell_columns = request.shape
+    cell_width = _max_cell_width(request, panel_columns, paper)
+    while not request.columns and panel_columns > 1 and cell_width * cell_columns < _MIN_PANEL_PX:
+        larger = _max_cell_width(request, panel_columns - 1, paper)
         if larger <= cell_width:
             break
-        columns -= 1
+        panel_columns -= 1
         cell_width = larger
-    margins = _panel_margins(request, cell_width, columns, paper)
+    margins = _panel_margins(request, cell_width, panel_columns, paper)
     cell_height = request.row_px or cell_width
-    panel_width = n_columns * cell_width
-    panel_height = n_rows * cell_height
+    panel_width = cell_columns * cell_width
+    panel_height = cell_rows * cell_height
     # On a screen, round a panel down to whole pixels. The 1e-4 keeps a rounding error from losing a pixel.
     if not paper.is_fixed_width:
         panel_width = max(1, math.floor(panel_width + 1e-4))
         panel_height = max(1, math.floor(panel_height + 1e-4))
     # Use the usual width if several panels fill enough of it; else the page is as narrow as the panels allow.
-    needed = _needed_width(request, columns, panel_width, margins)
+    needed = _needed_width(request, panel_columns, panel_width, margins)
     min_width = request.min_width_px
     if request.n > 1 and needed >= _MIN_FILLED_SHARE * PAGE_WIDTH_PX:
         min_width = PAGE_WIDTH_PX
@@ -293,7 +297,7 @@ def arrange_panels(request: PanelRequest, paper: Paper) -> PanelLayout:
     # Titles grow with a wide page, up to a limit.
     zoom = min(2.5, max(1.0, width / PAGE_WIDTH_PX))
     # Distribute the unused width evenly over the columns of panels.
-    spare = max(0, math.floor(width - needed)) // columns
+    spare = max(0, math.floor(width - needed)) // panel_columns
     above = margins.above * zoom
     pitch_x = margins.left + panel_width + margins.right + request.gap_px + spare
     pitch_y = above + panel_height + margins.below
@@ -309,34 +313,34 @@ def arrange_panels(request: PanelRequest, paper: Paper) -> PanelLayout:
         y = round(y)
         pitch_x = math.ceil(pitch_x)
         pitch_y = math.ceil(pitch_y)
-    corners = grid_corners(request.n, columns, (x, y), (pitch_x, pitch_y))
-    bottom = math.ceil(top + math.ceil(request.n / columns) * pitch_y + request.foot_px)
+    corners = grid_corners(request.n, panel_columns, (x, y), (pitch_x, pitch_y))
+    bottom = math.ceil(top + math.ceil(request.n / panel_columns) * pitch_y + request.foot_px)
     cell = (cell_width, cell_height)
     panel = (panel_width, panel_height)
-    return PanelLayout(width, zoom, columns, cell, panel, pitch_x, margins, corners, bottom)
+    return PanelLayout(width, zoom, panel_columns, cell, panel, pitch_x, margins, corners, bottom)
 
 
-def _max_cell_width(request: PanelRequest, columns: int, paper: Paper) -> float:
+def _max_cell_width(request: PanelRequest, panel_columns: int, paper: Paper) -> float:
     """Return the largest width of a cell at which panels fit the page and stay within the limits of the request."""
-    n_rows, n_columns = request.shape
-    rows = math.ceil(request.n / columns)
+    cell_rows, cell_columns = request.shape
+    panel_rows = math.ceil(request.n / panel_columns)
     # Unless the caller chose the columns, all panels must fit on one page of paper, with 100 px below for notes.
     max_height = request.max_height_px
     if not request.columns:
         max_height = min(max_height, paper.max_height_px - request.top_px - 100)
 
     def fits(cell_width: float) -> bool:
-        margins = _panel_margins(request, cell_width, columns, paper)
-        needed = _needed_width(request, columns, n_columns * cell_width, margins)
+        margins = _panel_margins(request, cell_width, panel_columns, paper)
+        needed = _needed_width(request, panel_columns, cell_columns * cell_width, margins)
         # With a fixed `row_px`, the height does not depend on the width of cells, so there is nothing to check.
         if request.row_px:
             return needed <= paper.width_px
-        height = rows * (margins.above + n_rows * cell_width + margins.below) + request.foot_px
+        height = panel_rows * (margins.above + cell_rows * cell_width + margins.below) + request.foot_px
         return needed <= paper.width_px and height <= max_height
 
     # Find the largest width that fits by bisection, to about 1e-4 pixels.
     low = 0.0
-    longest = n_columns if request.row_px else max(request.shape)
+    longest = cell_columns if request.row_px else max(request.shape)
     high = min(request.max_cell_px, request.max_panel_px / longest)
     if not fits(high):
         for _ in range(24):

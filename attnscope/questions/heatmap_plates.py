@@ -2,9 +2,8 @@
 
 A `FigureSpec` is the plan of one figure: its heads and the stem of its file name. A `NamedFigure` is the figure itself,
 with its values. A record holds the maps of a model on one input: exact maps (`Heatmap`), or, for long texts, maps whose
-cells pool several tokens (`PooledHeatmap`).
-
-`heatmap_figures` and `heatmap_sounds` make the figures of pictures and recordings with the helpers here.
+cells pool several tokens (`PooledHeatmap`). `heatmap_figures` and `heatmap_sounds` make the figures of pictures and
+recordings with the helpers here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ from attnscope.results.tokens import Tokens
 
 Form = Literal["overview", "grid", "single"]
 LayerHead = tuple[int, int]
-"""A head: the number of its layer and its own, both from 0."""
+"""A head: (the number of its layer, the number of the head in this layer), both from 0."""
 
 _SPECIAL_COLOR = "#9a5b00"
 """The colour of the labels of special tokens."""
@@ -150,8 +149,9 @@ def _set_page_values(page: MapsPage, named_figure: NamedFigure, style: Style) ->
         max_values = style.darkest_values(largest_values)
     else:
         max_values = [named_figure.max_value] * len(values)
-    # The number at the end of the colour bar. It is 1 if the scale goes from 0 to 1. It is also 1 if each head has its
-    # own scale: then the bar shows values divided by the largest of the head.
+    # The number at the end of the colour bar. If all maps share a largest value (the scale "figure", or a `max_value`),
+    # the bar ends there. Else the bar ends at 1: with the scale "fixed", 1 has the darkest colour in all maps; with the
+    # scale "head", the bar shows values divided by the largest of their own head.
     bar_end = max_values[0] if style.scale == "figure" or named_figure.max_value is not None else 1.0
     if not named_figure.is_logarithmic:
         ticks = {tick: f"{tick:g}" for tick in layout.nice_ticks(bar_end)}
@@ -163,7 +163,8 @@ def _set_page_values(page: MapsPage, named_figure: NamedFigure, style: Style) ->
             ticks,
         )
         return
-    # On a logarithmic bar each power of ten, a decade, has the same length. Numbers in cells are the values themselves.
+    # On a logarithmic bar each power of ten, a decade, has the same length. The page writes numbers in the cells of the
+    # first map alone. They are values, not logarithms, so the values of the first map are passed too.
     ticks = {
         float(decade): f"{bar_end * 10.0 ** (decade - N_DECADES):g}" for decade in range(N_DECADES + 1)
     }
@@ -324,7 +325,7 @@ def _make_map_figure(
         titles = figure_spec.titles(attention)
         # The small maps of an overview have no frames.
         framed_queries = ()
-        if attention.kind == ROLLOUT:
+        if attention.kind == ROLLOUT:  # map 1 is the rollout (or relevance), map 0 the mean attention
             subject = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
     else:
         # If all heads are of one layer, the title of the figure names it, so titles of maps need not.
@@ -447,7 +448,7 @@ def _make_notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str
     queries = attention.queries
     rows_noun = "heads" if form == "query" else "queries (attend)"
     notes = [f"rows: {rows_noun} · columns: keys (are attended to)"]
-    if attention.kind == ROLLOUT:
+    if attention.kind == ROLLOUT:  # columns of mean attention are keys, others are input tokens
         notes = [
             "rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens"
         ]
@@ -461,7 +462,7 @@ def _make_notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str
             notes.append("red lines: from here on the model wrote")
     elif form != "query" and (np.diff(queries.segments).any() or np.diff(attention.keys.segments).any()):
         notes.append("red lines: the second text begins")
-    # Notes of the run, such as that a model was cut. Notes on the layers of other kinds of attention are left out.
+    # Add notes of the run, but not on other kinds of layers: `models.hf.survey` writes notes "… in encoder layers 0-3".
     other_layers = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
     for note in run_notes(record.run):
         if not any(words in note for words in other_layers):

@@ -1,8 +1,9 @@
-"""Draw maps of heads: a large one of one column with numbers, or small ones of several columns side by side.
+"""Draw maps of heads: one large map with numbers, or several small maps side by side.
 
-Rows are layers, columns are heads. Each kind of attention (encoder, decoder, cross) has its own map, one below the
-other. `questions.head_roles` places the cells of its maps by the same functions. A baseline is the value that a head
-would have if it attended to all keys alike.
+A map shows one column of a table of heads. In the code, a `column` is this column of the table. In the map, layers are
+one below the other, and heads stand from left to right. Each kind of attention (encoder, decoder, cross) has its own
+map, one below the other. `questions.head_roles` places the cells of its maps by the same functions. A baseline is the
+value that a head would have if it attended equally to all keys that the mask allows.
 """
 
 import math
@@ -39,9 +40,9 @@ HEAD_NAMES_PX = 26
 """The height of the names of heads above a map."""
 
 _MAX_FEW_MAPS = 9
-_COLUMNS_OF_FEW_MAPS = 3
-_COLUMNS_OF_MANY_MAPS = 5
-"""Up to nine small maps have three columns; more maps have five."""
+_FEW_MAPS_PER_ROW = 3
+_MANY_MAPS_PER_ROW = 5
+"""Up to nine small maps stand three in a row; more maps stand five in a row."""
 
 _SMALL_ROW_PX = 1500
 """The width of a row of small maps on a screen."""
@@ -136,14 +137,14 @@ def choose_scale(table: Table, name: str) -> ColourScale:
 
 
 class HeadGrid(NamedTuple):
-    """The layers that are the rows of a map of heads, and the head indices that are its columns."""
+    """The layers of a map of heads from top to bottom, and its head indices from left to right."""
 
     layers: list[int]
     heads: list[int]
 
 
 def find_grids(table: Table) -> dict[str, HeadGrid]:
-    """Return the rows and columns of the map of each kind of attention in a table of heads."""
+    """Return the layers and heads in the map of each kind of attention in a table of heads."""
     grids = {}
     for kind in dict.fromkeys(table["kind"].tolist()):
         heads = table.select(table["kind"] == kind)
@@ -163,7 +164,7 @@ class HeadCells:
     """The positions of the cells of all heads on a page, in pixels.
 
     Attributes:
-        grids: The rows and columns of the map of each kind of attention.
+        grids: The layers and heads in the map of each kind of attention.
         map_corners: The upper left corner, (x, y), of the map of each kind.
         size: Width and height of a cell, with the gap to the next one.
     """
@@ -192,7 +193,7 @@ def place_kinds(
     """Place the cells of all kinds of attention, one kind below the other.
 
     Args:
-        grids: The rows and columns of the map of each kind.
+        grids: The layers and heads in the map of each kind.
         size: Width and height of a cell.
         left: The left edge of the names of layers.
         top: The upper edge of all names and maps.
@@ -242,15 +243,15 @@ def _name_axes(
     step = math.ceil(math.ceil(widest * 1.25) / width)
     # The width of a cell has the gap after it: a name above a wide cell is centred without the gap.
     half_gap = 1.5 if width > 39 else 0
-    for column in range(0, len(grid.heads), step):
-        x = left + (column + 0.5) * width - half_gap
-        page.write(x, top - size * 0.9, f"H{grid.heads[column]}", size, ha="center", color=FAINT)
+    for index in range(0, len(grid.heads), step):
+        x = left + (index + 0.5) * width - half_gap
+        page.write(x, top - size * 0.9, f"H{grid.heads[index]}", size, ha="center", color=FAINT)
     # Layers.
     size = page.paper.legible_px(size_px)
     step = math.ceil(math.ceil(size * 1.25) / height)
-    for row in range(0, len(grid.layers), step):
-        y = top + (row + 0.5) * height
-        name = f"L{grid.layers[row]}"
+    for index in range(0, len(grid.layers), step):
+        y = top + (index + 0.5) * height
+        name = f"L{grid.layers[index]}"
         page.write(left - 8, y, name, size, ha="right", va="center_baseline", color=FAINT)
 
 
@@ -262,13 +263,13 @@ class _SmallMapsPlan:
     """The layout of small maps on pages.
 
     Attributes:
-        columns: How many maps stand side by side.
+        maps_per_row: How many maps stand side by side.
         cell_size: Width and height of a cell in pixels.
         pitch: The distance in pixels between the corners of neighbouring maps, across and down.
         max_on_page: How many maps a page has room for.
     """
 
-    columns: int
+    maps_per_row: int
     cell_size: tuple[float, float]
     pitch: tuple[float, float]
     max_on_page: int
@@ -297,8 +298,8 @@ def _draw_large_page(report: Report, block: HeadMap, lettering: Lettering) -> Fi
     grids = find_grids(table)
     paper = lettering.paper
 
-    # The size of cells. On a screen, all layers are at most 1000 pixels high in total, but a cell is at least 44 pixels
-    # high, which a number with an interval needs.
+    # The size of cells. The height follows from the width, within limits. With many layers, the upper limit sinks so
+    # that all layers fit 1000 pixels; on a screen it stays at 44 or more, which a number with an interval needs.
     n_across, n_down = count_cells(grids)
     room_px = paper.room_px - LEFT_PX
     cell_width = paper.round_px(min(240.0, room_px / n_across), 24)
@@ -391,18 +392,18 @@ def _interval_text(scale: ColourScale, low: float, high: float) -> str:
 
 
 def _plan_small_maps(table: Table, n_maps: int, lettering: Lettering) -> _SmallMapsPlan:
-    """Lay out small maps of the columns of a table; on narrow paper they have one or two columns."""
+    """Lay out small maps, one per column of a table; on narrow paper one or two of them stand in a row."""
     paper = lettering.paper
     grids = find_grids(table)
     n_across, n_down = count_cells(grids)
-    columns = _COLUMNS_OF_FEW_MAPS if n_maps <= _MAX_FEW_MAPS else _COLUMNS_OF_MANY_MAPS
+    maps_per_row = _FEW_MAPS_PER_ROW if n_maps <= _MAX_FEW_MAPS else _MANY_MAPS_PER_ROW
     if paper.is_narrow:
-        columns = 1 if n_maps <= _MAX_FEW_MAPS else 2
-    columns = min(n_maps, columns)
+        maps_per_row = 1 if n_maps <= _MAX_FEW_MAPS else 2
+    maps_per_row = min(n_maps, maps_per_row)
     # Cells are as large as the width of the page, and then the height, allows.
     page_width = paper.room_px if paper.is_fixed_width else _SMALL_ROW_PX
-    room_px = page_width - columns * _SIDES_PX
-    width = max(4.0, min(58.0, room_px / columns / n_across))
+    room_px = page_width - maps_per_row * _SIDES_PX
+    width = max(4.0, min(58.0, room_px / maps_per_row / n_across))
     height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
     # The distances between maps, with titles, labels and colour bars.
     across = n_across * width + _SIDES_PX
@@ -413,7 +414,7 @@ def _plan_small_maps(table: Table, n_maps: int, lettering: Lettering) -> _SmallM
     # As many rows of maps as a page holds.
     max_height = paper.max_height_px if paper.is_fixed_width else _MAX_PAGE_PX
     n_rows = max(1, int((max_height - TOP_PX) // down))
-    return _SmallMapsPlan(columns, (width, height), (across, down), columns * n_rows)
+    return _SmallMapsPlan(maps_per_row, (width, height), (across, down), maps_per_row * n_rows)
 
 
 def _draw_small_page(
@@ -422,14 +423,14 @@ def _draw_small_page(
     """Draw a page of small maps, each in its own colours; cells that do not exceed their baseline are pale."""
     paper = lettering.paper
     grids = find_grids(blocks[0].heads)
-    width = 2 * layout.MARGIN_PX + plan.columns * plan.pitch[0]
+    width = 2 * layout.MARGIN_PX + plan.maps_per_row * plan.pitch[0]
     page = FigurePage(paper.figure_width_px(width, 900), lettering)
     n_heads = amount(len(blocks[0].heads), "head")
     page.write_header(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
 
     # Maps side by side, row by row.
     room_px = plan.pitch[0] - 30
-    corners = layout.grid_corners(len(blocks), plan.columns, (layout.MARGIN_PX, TOP_PX), plan.pitch)
+    corners = layout.grid_corners(len(blocks), plan.maps_per_row, (layout.MARGIN_PX, TOP_PX), plan.pitch)
     scales = [choose_scale(block.heads, block.column) for block in blocks]
     for block, scale, (left, top) in zip(blocks, scales, corners, strict=True):
         # The title of a map, and lines with its meaning and its largest value.
@@ -441,7 +442,7 @@ def _draw_small_page(
         for number, line in enumerate(lines, 1):
             text = lettering.fit(line, layout.CAPTION_PX, room_px)
             page.write(left, top + 18 * number, text, layout.CAPTION_PX, ha="left", color=FAINT)
-        # If there are several kinds of attention, the name of the first one stands beside these lines.
+        # Subtract the KIND_PX that `place_kinds` adds for the first kind: its name begins at the height of the lines.
         maps_top = top + 46 - (KIND_PX if len(grids) > 1 else 0)
         cells, bottom = place_kinds(grids, plan.cell_size, left, maps_top)
         name_kinds(page, cells, 12.0)
@@ -450,10 +451,10 @@ def _draw_small_page(
         _draw_bar(page, bar_box, scale, 11.5, max_ticks=3)
 
     # Notes below the last row of maps.
-    n_rows = math.ceil(len(blocks) / plan.columns)
+    n_rows = math.ceil(len(blocks) / plan.maps_per_row)
     notes = ["rows: layers, columns: heads; each map has its own colours"]
     if any(scale.has_baseline for scale in scales):
-        notes += [_BASELINE_NOTE, "pale: not above it, where any head is"]
+        notes += [_BASELINE_NOTE, "pale: not above it, where any head is"]  # as `_draw_cells` says
     for block in blocks:
         notes += block.notes
     page.end_with_notes(TOP_PX + n_rows * plan.pitch[1], [*notes, *report.problems])

@@ -31,7 +31,9 @@ such as the previous token:
     offset o      2 a(i + o, j)                                     right 2n, others <= 2n - 2
     first         2 a(0, j)                                         the same
     same token    4n t(x_i, x_j) / 64 - 2 a(i, j) - (2n + 1);       [REST] 0
-                  right: 4n - 2a - 2n - 1 >= 1 as a <= n - 1;       the token itself: -1;  others: <= 2n - 2n - 1 = -1
+                  right (t = 64, a <= n - 1):                       >= 4n - 2(n - 1) - (2n + 1) = 1
+                  the token itself (t = 64, a = n):                 4n - 2n - (2n + 1) = -1
+                  others (t <= 32, a >= 0):                         <= 2n - 0 - (2n + 1) = -1
     induction     as same token, with x_(j-1) instead of x_j: what the previous-token head of layer 0 wrote at j
     delimiter     1 for punctuation, -1 for others;                 [REST] 0
     diffuse       0
@@ -40,12 +42,13 @@ If an offset leads out of the text ([BOS] has no previous token, [EOS] no next),
 score of [REST]. So a right key is at least one unit above [REST], and two above all other keys. If there is no right
 key, [REST] is one unit above all other keys. With sharpness s and N tokens, the right keys together get at least
 1 / (1 + e^-s + N e^-2s) of the attention; without right keys, [REST] gets at least 1 / (1 + N e^-s). With s = 16, both
-exceed 0.996 up to N = 34,782. Heads with an offset have a margin of two units. So the code that a previous-token head
-writes is exact to N e^-2s < 1e-9.
+exceed 0.996 up to N = 34,782. In a head with an offset, the right key is two units above [REST] too. All other keys
+together get less than N e^-2s < 1e-9 of the attention, so the code that a previous-token head writes is exact to 1e-9.
 
-Several right keys of a "same token" or induction head get attention in proportion to e^(-2 s a). So they get equal
-shares, with one exception: keys at a distance of a multiple of 31, 33 or 34 from the query get almost nothing if there
-are other right keys. (Position codes without this exception would need one column per position.)
+A "same token" or induction head may find several right keys. Each gets attention in proportion to e^(-2 s a), where
+a = a(i, j). Normally a = 0, so right keys get equal shares. The exception: a > 0 if the distance from the query to the
+key is a multiple of 31, 33 or 34. That key gets almost nothing if there are right keys with a = 0. (Position codes
+without this exception would need one column per position.)
 
 Source: ours. Induction circuit: Elhage et al. 2021; Olsson et al. 2022. Reed-Muller codes: MacWilliams and Sloane 1977,
 chapter 13.
@@ -204,6 +207,7 @@ _HEAD_DESIGNS: dict[str, HeadDesign] = {
         partial(_offset_terms, -1, BOS_FLAG),
     ),
     "next": HeadDesign("the next token", ("next_token", "local"), partial(_offset_terms, 1, EOS_FLAG)),
+    # [BOS] has no token two back either. But the layers with this head are causal, and there [BOS] sees only itself.
     "two back": HeadDesign("the token two back", ("local",), partial(_offset_terms, -2, REST_FLAG)),
     "self": HeadDesign("the token itself", ("self_token", "local"), partial(_offset_terms, 0)),
     "first": HeadDesign("the first token", ("first_token",), _first_terms),
@@ -452,9 +456,11 @@ class OwnModel(LayeredModel):
     weight_std = D_MODEL**-0.5
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """Run a batch; the probe (a hook) computes each attention. Padding may be on either side; segments are ignored.
+        """Run a batch, and return the final residual stream, (batch, token, d_model).
 
-        Returns the final residual stream, (batch, token, d_model). `written_slot` gives the columns of a head's output.
+        Each layer calls `probe` with its queries, keys and values; the probe returns the outputs of the heads, and may
+        record or change the attention. Padding may be on either side; segments are ignored. `written_slot` gives the
+        columns of the residual stream with a head's output.
         """
         batch = self._prepare(batch)
         hidden = self._embed(batch.ids, batch.mask)

@@ -64,9 +64,12 @@ def patch(
         result["heads"]["effect"]             # (head,), beside effect_low and effect_high
         result.save("patching.npz")
 
-    An effect is positive if the head carries the behaviour, in both directions. Each text of a pair is run once. The
-    patched run is then resumed at the layer of each head. Effects are exact. In grouped-query attention, a key/value
-    head is patched once for all heads that share it (the column `patched_with`).
+    `options.direction` says which run is patched: "denoise" copies activations of the clean run into the corrupt run,
+    and "noise" copies those of the corrupt run into the clean run. In both directions, an effect is positive if the
+    head carries the behaviour.
+
+    Each text of a pair is run once. The patched run is then resumed at the layer of each head. Effects are exact. In
+    grouped-query attention, a key/value head is patched once for all heads that share it (the column `patched_with`).
 
     An answer is one token, predicted at the last token of the text, or at the mask of a masked model. Answers of a
     classifier are its classes; a classifier of tokens is asked at the first token that differs. The score of several
@@ -137,7 +140,7 @@ class _Study:
         with torch.no_grad():
             model.outputs(first_batch.clean, first_activations, last=first_batch.last)
         # The single heads of --pick, (layer, head), or else all chosen heads of all chosen layers. Keep their units,
-        # without repeats.
+        # without repeats. A key of `list_units` is ((kind of attention, layer), head); --pick names no kind.
         chosen_heads = set(chosen.picked or product(chosen.layers, chosen.heads))
         self._units: list[PatchedHeads] = []
         for ((_, layer), head), unit in list_units(first_activations.calls, options.by).items():
@@ -346,7 +349,7 @@ class _Study:
     # From effects to tables
 
     def _head_table(self, averages: Measured, total: Floats, unit_of_head: NDArray[np.int64]) -> Table:
-        """Return the table of heads. Each head has the values of its unit, which `unit_of_head`, (head,), tells."""
+        """Return the table of heads. A head has the values of its unit, whose index is in `unit_of_head`, (head,)."""
         columns = make_head_columns(self._options.by, self._options.direction)
         # The columns of values, (unit,). The q-values are named `effect_q` here, and `q` in the table of paths.
         values = _effects_and_shares(averages["effects"], total)
@@ -354,7 +357,7 @@ class _Study:
         if "estimated" in averages:
             columns.append(ATTRIBUTION_COLUMN)
             values |= _bound_columns("attribution", *pair_means(averages["estimated"]))
-        units = [self._units[row] for row in unit_of_head]
+        units = [self._units[column] for column in unit_of_head]
         return Table.of_arrays(
             columns,
             kind=[unit.layer_key[0] for unit in units],
@@ -387,6 +390,7 @@ class _Study:
         reason = _why_no_shares(total)
         if reason:
             notes.append(reason)
+        # `total` has a number per observation. A pair and its mirror image are one observation.
         if len(total) < n_pairs:
             notes.append(
                 f"The {n_pairs} pairs count as {len(total)}: some are another with its two texts the other way "
@@ -517,6 +521,7 @@ def _effects_and_shares(effects: Floats, total: Floats) -> dict[str, Floats]:
 def _why_no_shares(total: Floats) -> str:
     """Say why effects have no shares of the total effect, (observation,); "" = they have shares."""
     n_observations = len(total)
+    # The standard error of the total effect needs two observations.
     if n_observations < 2:
         return "Effects have no shares of the total effect: one pair does not tell how sure it is."
     with np.errstate(divide="ignore", invalid="ignore"):

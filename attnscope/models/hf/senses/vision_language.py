@@ -197,11 +197,13 @@ class VisionLanguageReader(MediaReader):
         positions = np.arange(n_tokens)
         if self.has_patch_tokens:
             positions = np.array(self._picture_positions(photo_prompt.inputs))
+        # The prompt has `len(positions)` picture tokens, and `n_tokens` stand for all pictures together.
         if len(positions) != n_tokens:
             raise make_placement_error(
                 f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}"
             )
-        # Process test photos of the same sizes. Their colours show which area of the photo each picture covers.
+        # Process test photos of the same sizes, (height, width) each. Their colours show which area of the photo each
+        # picture covers.
         ramp_photos = [Image.fromarray(make_colour_ramps(*size)) for size in photo_prompt.sizes]
         ramp_views, _ = self._find_views(self._make_prompt(ramp_photos, prompt))
         names = [photo.source for photo in photos]
@@ -281,6 +283,7 @@ class VisionLanguageReader(MediaReader):
             """Compute the attention, after a check of its numbers of heads, queries and keys."""
             expected = axes.get(call.kind)
             if expected is not None:
+                # The expected numbers of heads, queries and keys. Only for these are the patches of the keys known.
                 sizes = (survey.n_heads[call.kind], len(expected.queries), len(expected.keys))
                 if sizes != (call.n_heads, call.query.shape[2], call.key.shape[2]):
                     raise AttnscopeError(
