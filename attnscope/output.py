@@ -28,7 +28,7 @@ from attnscope.results.kinds import (
     FIGURE_FORMATS,
     KINDS,
     MAP_STYLE,
-    SIZES,
+    PAPER_OPTIONS,
     TABLE_FORMATS,
     ResultKind,
     load_named,
@@ -57,7 +57,7 @@ MAX_SAVED_BYTES = 1 << 26
 TERMINAL_FORMAT = "text"
 """The name, among formats, of maps drawn in the terminal instead of a file."""
 
-_STYLE_OPTIONS = (*MAP_STYLE, *SIZES)
+_STYLE_OPTIONS = (*MAP_STYLE, *PAPER_OPTIONS)
 """Options that are fields of `drawing.style.Style`."""
 
 _CHANGE_BY_OPTION: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
@@ -93,7 +93,7 @@ class Output:
     prints_summary: bool = False
     # Options of `attnscope show` for this kind of record, such as "query": "cat", without those that were not given
     options: Mapping[str, Any] = field(default_factory=dict)
-    # The saved record with all its heads, if only some heads of it are shown: ranks count all heads. None = no choice
+    # The saved record before heads were picked from it: a picked head is ranked among all heads. None = a new record
     full_result: Result | None = None
 
     def style(self, record: Result) -> Any:
@@ -126,9 +126,8 @@ class Output:
         """Write the files of a record into a folder (None = write no files), and print its notes and the record."""
         notes = list(record.run.get("notes", ()))
         formats = self.formats
-        # Large attention weights are saved only if the user named a format for them. Only records of attention maps
-        # have a `render_first_figure`, the image in a notebook.
-        if self.kind.glance and not self.has_named_formats:
+        # Only records of attention maps have a notebook image. Large weights are saved only if the user named a format.
+        if self.kind.notebook_image and not self.has_named_formats:
             size = sum(array.nbytes for array in record.arrays().values())
             if size > MAX_SAVED_BYTES:
                 formats = tuple(name for name in formats if name in FIGURE_FORMATS)
@@ -148,8 +147,7 @@ class Output:
             return
         from attnscope.report.plain_text import open_console, print_record
 
-        # `ResultKind.shown_with` names the arguments that the printing function of this kind takes: some of the
-        # options, and some of these facts.
+        # `shown_with` names the arguments of this kind's printing function: some options, and some of these facts.
         arguments = {
             **options,
             "draws_maps": self.draws_maps,
@@ -196,8 +194,8 @@ def plan(
         AttnscopeError: The folder cannot be written.
     """
     kind = KINDS[kind_name]
-    # Only records of attention maps, which have a `render_first_figure`, can be drawn in the terminal.
-    known_formats = (*kind.formats, TERMINAL_FORMAT) if kind.glance else kind.formats
+    # Only records of attention maps, which have an image for notebooks, can be drawn in the terminal.
+    known_formats = (*kind.formats, TERMINAL_FORMAT) if kind.notebook_image else kind.formats
     output = _plan_files(
         kind,
         out,
@@ -210,7 +208,7 @@ def plan(
     )
     if output.draws_maps and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    # If pictures are written without --quiet, people read stdout. If not, programs may read it: print paths alone.
+    # Pictures without --quiet are for people, so print a summary. If not, a program may read stdout: print paths alone.
     has_pictures = not {*FIGURE_FORMATS, *kind.page_formats}.isdisjoint(output.formats)
     prints_summary = has_default_folder and has_pictures and not quiet
     return replace(output, json=json, quiet=quiet, prints_summary=prints_summary)
@@ -282,12 +280,14 @@ def _plan_files(
     """
     options = {name: value for name, value in options.items() if value is not None}
     kind.require_options(options)
+    # Make a style only to check its options: it raises an error if one of them has no meaning.
     load_named("drawing.style:Style")(**_select_options(options, _STYLE_OPTIONS))
     # If `out` names a file such as map.png, write to its folder under its stem, and add its suffix to the formats.
     stem = None
     if out is not None:
         ending = out.suffix.removeprefix(".")
         if ending in kind.formats and not out.is_dir():
+            # `mark` is in each file of this format that attnscope writes. A file without it is not replaced.
             require_replaceable(out, mark=PAGE_MARK if ending in kind.page_formats else b"attnscope")
             formats = ending if formats is None else f"{formats},{ending}"
             stem = out.stem
@@ -360,6 +360,7 @@ def write_files(
             paths.append(kind.resolve("page")(record).save(staged / kind.file_name(name)))
         try:
             if figures:
+                # `draw` takes the options of this kind, without those for the terminal alone.
                 names = {*kind.options} & {*_STYLE_OPTIONS, *kind.drawn_with}
                 drawings = record.draw(staged, figures, **_select_options(options, names))
                 if stem is not None:

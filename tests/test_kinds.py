@@ -53,7 +53,7 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made):
         record = load(made / file)
         assert isinstance(record, kind.resolve("result"))
         assert record.record_kind() is kind is kind_of_schema(record.SCHEMA)
-        for which in ("show", "draw", "glance", "query", "page"):
+        for which in ("show", "draw", "notebook_image", "query", "page"):
             assert not getattr(kind, which) or callable(kind.resolve(which))
         parameters = signature(kind.resolve("show")).parameters
         if "result" in parameters:  # of a result, its report takes the options

@@ -23,7 +23,7 @@ def squares(executor, function, n):
     outcomes = list(executor.map_blocks(function, iter(range(n))))
     assert sorted(outcome.number for outcome in outcomes) == list(range(n))
     assert all(outcome.number == outcome.block for outcome in outcomes)
-    return {outcome.number: outcome.give_up_reason or outcome.result[0] for outcome in outcomes}
+    return {outcome.number: outcome.death_reason or outcome.result[0] for outcome in outcomes}
 
 
 @pytest.mark.parametrize("executor", [Processes(1, 1), Processes(2, 1)], ids=["one", "two"])
@@ -58,7 +58,7 @@ def test_where_no_worker_can_load_it_says_so(tmp_path):
 
 def test_want_of_memory_counts_as_a_death():
     (outcome,) = Processes(1, 1).map_blocks(Raises(), [MemoryError()])
-    assert outcome.give_up_reason == f"its process ran out of memory; tried {MAX_RUNS} times"
+    assert outcome.death_reason == f"its process ran out of memory; tried {MAX_RUNS} times"
 
 
 def test_what_a_function_raises_comes_out_as_it_is():

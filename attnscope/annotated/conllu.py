@@ -33,7 +33,10 @@ _NEW_DOCUMENT = re.compile(r"#\s*newdoc(\s|$)")
 """The comment before the first sentence of a document."""
 
 _ENTITY = re.compile(r"(?P<opens>\()?(?P<name>[^()-]+)[^()]*(?P<closes>\))?")
-"""The start of a mention of the entity e1, such as "(e1-person", or its end, "e1)", or both, "(e1-person)"."""
+"""The start of a mention of the entity e1, such as "(e1-person", or its end, "e1)", or both, "(e1-person)".
+
+The name of the entity ends at the first dash. The facts from there to the bracket, such as "-person", are skipped.
+"""
 
 
 @dataclass
@@ -223,7 +226,8 @@ def _find_mentions(rows: Sequence[Token], n_words_before: int) -> Iterator[tuple
     Raises:
         AnnotationError: The brackets do not match.
     """
-    # The first words of the mentions that are still open, by the entity's name; a later one may be inside an earlier.
+    # The first word of each open mention, by the entity's name. An entity may have several open mentions, one inside
+    # the other, in the order of their starts.
     open_words_by_name: dict[str, list[int]] = {}
     for word, row in enumerate(rows):
         entity = (row["misc"] or {}).get("Entity") or ""

@@ -20,8 +20,8 @@ INCHES_BY_UNIT = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 
 # Defaults for figures of an exact width, which are for print.
 _PRINT_DPI = 300
-_PRINT_FONT_PT = 6.5  # the smallest letters
-_PRINT_LABEL_PT = 4.5  # the smallest labels of tokens, if there are many
+_PRINT_FONT_PT = 6.5  # the smallest letters of all text but the labels of tokens
+_PRINT_LABEL_PT = 4.5  # the smallest letters of labels of tokens, which shrink if there are many
 
 # The smallest and the largest allowed values of the options width, dpi and font_size.
 _INCHES_RANGE = (1.0, 40.0)
@@ -113,7 +113,8 @@ class Style:
             paper = Paper.of_width(float(self.width), points, dpi, self.caption, self.font, label_points)
         else:
             paper = Paper(PAGE_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
-            # Choose `inch_px` so that captions, which are CAPTION_PX in the layout, are `font_size` points (1/72 inch).
+            # Choose `inch_px`, the pixels of the layout per inch, so that captions, which are CAPTION_PX in the layout,
+            # are `font_size` points (1/72 inch). `dpi` stays: the pixels of the PNG per inch are another number.
             if self.font_size is not None:
                 paper = replace(paper, min_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)
         return replace(paper, failures=self.failed)

@@ -439,8 +439,7 @@ class MapsResult(Result, Generic[M]):
     _repr_html_ = None  # type: ignore[assignment]
 
     def _repr_png_(self) -> bytes:
-        # The kind of result knows, by the name "glance", the function that draws its first figure as PNG.
-        return bytes(self.record_kind().resolve("glance")(self))
+        return bytes(self.record_kind().resolve("notebook_image")(self))
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{m.kind} {m.values.shape}" for m in self.maps)

@@ -36,7 +36,7 @@ _LOG_RATIO = 5.0
 """If the last step is more than this many times the middle step, the axis of steps is logarithmic."""
 
 # Heights in inches at the font size of a screen: the header of the figure, with and without a caption; the title of a
-# plot with the labels of its axis; the title of a plot alone; a line of notes.
+# plot with the labels of its axis; the title of a plot alone, which is also the margins of the footer; a line of notes.
 _HEADER_HEIGHT = 0.85
 _HEADER_HEIGHT_WITHOUT_CAPTION = 0.1
 _PLOT_MARGINS_HEIGHT = 0.95
@@ -91,6 +91,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
 
     if paper.caption:
         bold = "bold" if lettering.has_bold else "normal"
+        # Cut a long title at screen font size, in screen pixels: its 15 points are 20 pixels of 1/96 inch.
         title = lettering.fit(report.model, 20, 400 if paper.is_narrow else 900)
         write_line(0.28 * scale, title, 15, INK, fontweight=bold)
         write_line(0.58 * scale, report.subtitle, 11)

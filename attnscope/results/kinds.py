@@ -25,13 +25,14 @@ SUFFIXES = {"latex": "tex"}
 LOSSLESS = "npz"
 """The format that results are loaded from, without loss. All other formats are for people and other programs."""
 
-SIZES = ("width", "dpi", "font_size", "caption", "font")
-"""Options of the paper and the fonts, which every figure has."""
+PAPER_OPTIONS = ("width", "dpi", "font_size", "caption", "font")
+"""Options that every figure has: its size, its letters, and whether it has a caption."""
 
 _INTERNAL_PARAMETERS = ("draws_maps", "full_result", "prints_summary")
 """Parameters of `show` that `output` sets: users have no option for them.
 
-They say whether maps are printed, from which record heads were picked, and whether only the answer is printed.
+`draws_maps`: whether maps are printed. `full_result`: the record with all heads, from which the user picked heads.
+`prints_summary`: whether only the answer is printed.
 """
 
 CHOICE_OF_HEADS = ("pick", "layers", "heads")
@@ -55,13 +56,13 @@ class ResultKind:
         usual_formats: The formats that commands write unless the user names formats.
         show: The function that returns what the terminal prints: `(result, console, **options)`.
         draw: The function that yields the pages of its figures: `(result, style, **options)`; empty = it has none.
-        glance: The function that returns the PNG that a notebook shows: `(result)`; empty = a notebook shows what the
-            terminal prints.
+        notebook_image: The function that returns the PNG that a notebook shows: `(result)`; empty = a notebook shows
+            what the terminal prints.
         query: The function that checks `--query`, and refuses one that names no token: `(result, query)`; empty = it
             has no option --query.
         page: The function that returns its HTML page: `(result, findings=...)`; empty = it has no page.
-        shown_with: The names of the keyword arguments of `show`: options of the user, and some
-            of `_INTERNAL_PARAMETERS`.
+        shown_with: The names of the keyword arguments of `show`: options of the user, such as "every" (--all: print
+            everything that was found), and some of `_INTERNAL_PARAMETERS`.
         drawn_with: The names of the keyword arguments of `draw`, all of them options of the user.
         other_options: Its options that neither `show` nor `draw` takes. They set the style of figures, or change the
             record before it is shown, for example to some of its heads.
@@ -76,7 +77,7 @@ class ResultKind:
     usual_formats: tuple[str, ...] = ("npz", "csv", "png")
     show: str = "report.terminal:show"
     draw: str = "report.figures:pages"
-    glance: str = ""
+    notebook_image: str = ""
     query: str = ""
     page: str = ""
     shown_with: tuple[str, ...] = ("every",)
@@ -110,7 +111,7 @@ class ResultKind:
         # The dict serves as an ordered set.
         names = dict.fromkeys((*self.shown_with, *self.drawn_with, *self.other_options))
         if self.draw:
-            names |= dict.fromkeys(SIZES)
+            names |= dict.fromkeys(PAPER_OPTIONS)
         return tuple(name for name in names if name not in _INTERNAL_PARAMETERS)
 
     @property
@@ -136,7 +137,7 @@ class ResultKind:
 
 
 MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
-"""Options of figures of attention maps, besides `SIZES`."""
+"""Options of figures of attention maps, besides `PAPER_OPTIONS`."""
 
 _ALL_KINDS = (
     ResultKind(
@@ -146,7 +147,7 @@ _ALL_KINDS = (
         usual_formats=("png", "npz"),
         show="questions.heatmap_terminal:show",
         draw="questions.heatmap_figures:draw_pages",
-        glance="questions.heatmap_figures:render_first_figure",
+        notebook_image="questions.heatmap_figures:render_first_figure",
         query="questions.heatmap_figures:require_query",
         page=PAGE,
         shown_with=("draws_maps", "query", "prints_summary", "scale"),
@@ -161,7 +162,7 @@ _ALL_KINDS = (
         usual_formats=("png", "npz"),
         show="questions.heatmap_terminal:show",
         draw="questions.heatmap_figures:draw_pages",
-        glance="questions.heatmap_figures:render_first_figure",
+        notebook_image="questions.heatmap_figures:render_first_figure",
         shown_with=("draws_maps", "prints_summary", "scale"),
         other_options=(*CHOICE_OF_HEADS, *MAP_STYLE),
     ),

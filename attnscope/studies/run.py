@@ -295,8 +295,8 @@ def run_blocks(
                 # Delay Ctrl-C, so that a part is added as a whole. A block that was given up has no result.
                 with delay_interrupts():
                     sums.add(outcome.number, outcome.result or empty_part)
-                if outcome.give_up_reason:
-                    result.lost.append(_describe_given_up(outcome.block, outcome.give_up_reason))
+                if outcome.death_reason:
+                    result.lost.append(_describe_given_up(outcome.block, outcome.death_reason))
                 # Workers do not report their batches. The texts of the block are in `sums` already.
                 if workers is not None:
                     sums.report_block(outcome.number, 1.0, empty_part)

@@ -95,19 +95,20 @@ class Workers:
         spec = self.spec
         if spec not in (*CATALOG, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())
-        workers = replace(self, spec=spec, loading=replace(self.loading, device=model.info.device))
+        settings = replace(self, spec=spec, loading=replace(self.loading, device=model.info.device))
         # Workers on this machine need not hash the model's files again. Another machine has files of its own.
         known_hashes = dict(SHA256_BY_FILE) if self.executor == "local" else {}
-        return partial(_load_same, workers, model.info.sha256, versions(), known_hashes)
+        return partial(_load_same, settings, model.info.sha256, versions(), known_hashes)
 
 
 def _load_same(
-    workers: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]
+    settings: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]
 ) -> Model:
     """Load a model in a worker. Its weights and library versions must be those of the process that started the worker.
 
     Args:
-        workers: The name of the model, and how it is loaded. A folder must have the same path on every machine.
+        settings: The name of the model, how it is loaded, and the number of threads. If the name is a folder, it must
+            have the same path on every machine.
         sha256: The hash that its weights must have.
         wanted_versions: The version that each library must have.
         known_hashes: Hashes of the model's files that are known already; see `models.files.SHA256_BY_FILE`.
@@ -118,7 +119,7 @@ def _load_same(
     import torch
 
     # Results depend on threads, versions and weights, so they are all the same in each worker.
-    torch.set_num_threads(workers.threads)
+    torch.set_num_threads(settings.threads)
     for name, version in versions().items():
         if version != wanted_versions.get(name):
             raise AttnscopeError(
@@ -126,10 +127,10 @@ def _load_same(
                 "install the same versions on all machines",
             )
     SHA256_BY_FILE.update(known_hashes)
-    model = workers.loading.load(workers.spec)
+    model = settings.loading.load(settings.spec)
     if model.info.sha256 != sha256:
         raise AttnscopeError(
-            f"{workers.spec} has other weights on a worker ({model.info.sha256[:12]}, not {sha256[:12]})",
+            f"{settings.spec} has other weights on a worker ({model.info.sha256[:12]}, not {sha256[:12]})",
             "give a model that is the same on all machines",
         )
     return model
@@ -156,14 +157,15 @@ class BlockOutcome:
         number: The number of the block, from 0.
         block: The block.
         result: What the function returned; None if the block was given up.
-        give_up_reason: Why the block was given up, such as "its process died; tried 3 times"; empty = it has a result.
+        death_reason: Why the worker of the last run died, such as "its process died; tried 3 times"; empty = there was
+            no run, or the last run gave the result. If a block is yielded with a reason, it was given up.
         n_deaths: How many workers have died over it.
     """
 
     number: int
     block: Any
     result: Any = None
-    give_up_reason: str = ""
+    death_reason: str = ""
     n_deaths: int = 0
 
 
@@ -214,13 +216,13 @@ class Executor(ABC):
                     # Take the blocks that are done, or whose worker has died.
                     for future in ended & busy_workers.keys():
                         worker, task = busy_workers.pop(future)
-                        task.result, task.give_up_reason = _result_or_death_reason(worker, future)
-                        if task.give_up_reason:
+                        task.result, task.death_reason = _result_or_death_reason(worker, future)
+                        if task.death_reason:
                             task.n_deaths += 1
                         else:
                             idle_workers.append(worker)
                         # After a death, run the block again before all others. The next run replaces the reason.
-                        if task.give_up_reason and task.n_deaths < MAX_RUNS:
+                        if task.death_reason and task.n_deaths < MAX_RUNS:
                             waiting_tasks.insert(0, task)
                         else:
                             yield task
@@ -247,16 +249,16 @@ class Executor(ABC):
                 for future in finished:
                     _, task = busy_workers[future]
                     task.result = future.result()
-                    task.give_up_reason = ""
+                    task.death_reason = ""
                     yield task
                 raise
 
 
 def _result_or_death_reason(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
-    """Return what the function returned and "", or None and why the worker died. A dead worker is cleaned up.
+    """Return what the function returned and "", or None and why the worker died. After any error the worker is ended.
 
     Raises:
-        Exception: The function raised it, and the worker lives.
+        Exception: The function raised it; the worker had not died. A MemoryError counts as a death instead.
     """
     try:
         return future.result(), ""
@@ -267,6 +269,7 @@ def _result_or_death_reason(worker: _Worker, future: Future[Any]) -> tuple[Any, 
             reason = "its process ran out of memory"
         else:
             reason = worker.reason_of_death(error)
+        # Callers show the reason only after the last run, so it may name the number of all runs from the first on.
         return None, f"{reason}; tried {MAX_RUNS} times"
 
 
@@ -283,7 +286,7 @@ class _BlockRunner:
         self._function: WorkerFunction = pickle.loads(pickled)
 
     def run(self, block: Any) -> Any:
-        """Return the result of a block; for LOAD, load what all blocks need."""
+        """Return the result of a block; for LOAD_REQUEST, load what all blocks need."""
         return self._function.load() if block is LOAD_REQUEST else self._function(block)
 
 
@@ -315,7 +318,7 @@ class _Process:
         self._processes: list[Any] = []
 
     def run(self, block: Any) -> Future[Any]:
-        """Return the future of a block or of LOAD; the process starts at the first call."""
+        """Return the future of a block or of LOAD_REQUEST; the process starts at the first call."""
         with _safe_start(self._n_threads):
             try:
                 future = self._pool.submit(_run_block, block)
@@ -454,7 +457,7 @@ class _Actor:
         self._actor = actor
 
     def run(self, block: Any) -> Future[Any]:
-        """Return the future of a block or of LOAD."""
+        """Return the future of a block or of LOAD_REQUEST."""
         running: Future[Any] = self._actor.run.remote(block).future()
         return running
 

@@ -119,7 +119,8 @@ def describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
     if model is base:
         saved_class = (model.config.architectures or [name])[0]
         return f"dropped: that of {saved_class}" if "For" in saved_class else ""
-    # Only CLASS_LOSSES are asked for here, so any single kind of attention will do.
+    # The only question here is whether the head is a classifier. `find_loss_kind` then needs the number of kinds of
+    # attention, not which they are: any single kind will do.
     if find_loss_kind(model, ("encoder",)) not in CLASS_LOSSES:
         return f"kept: {name}"
     classes = class_labels(model)
@@ -147,8 +148,8 @@ def run_with_logits(
         inputs: The arguments of the forward.
         plan: Module -> the layers that its attention calls are, as in `seam.run_with_probe`.
         probe: The function that computes attention at the seam.
-        min_light_keys: How many keys a mask must have to be a light one, without its causal part, as in
-            `seam.run_with_probe`; None = no mask is.
+        min_light_keys: A mask with at least this many keys is a light mask: it holds the padding alone, as `hf.seam`
+            explains. None = all masks are full masks.
         last: How many tokens at the end get logits; None = all.
 
     Raises:

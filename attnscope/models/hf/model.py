@@ -202,7 +202,7 @@ class HuggingFaceModel(Model):
         """
         if not self.at_seam:
             return False
-        if self._survey_cache is not None and self._survey_cache.resumes:
+        if self._survey_cache is not None and self._survey_cache.model_resumes:
             return True
         _, inputs = make_examples(self.base)
         batch = Batch(inputs["input_ids"], target_ids=inputs.get("decoder_input_ids"))

@@ -51,15 +51,15 @@ class AttentionSurvey:
         layers: Kind -> numbers of the layers that have attention, in the order of computation.
         n_layers: Kind -> number of layers, with and without attention.
         n_heads: Kind -> number of query heads of a layer; the largest, where layers differ.
-        n_kv_heads: Kind -> number of key/value heads of that layer.
+        n_kv_heads: Kind -> number of key/value heads of a layer; equal to `n_heads`, where layers differ.
         d_model: Width of the hidden states.
         plan: Attention module -> the layer key of each of its calls in one forward pass. Empty on the eager path.
         order: The layer keys, such as ("cross", 3), in the order of computation; empty in a survey from the cache.
-        extras: Arguments of the forward besides the inputs, by name.
+        extras: Arguments that every later forward gets besides its inputs: a request for hidden states, or none.
         checked: Whether the attention was compared with the model's own.
         notes: What a user must know about the attention, one sentence each.
-        reaches: Lengths of sliding windows and chunks, in tokens, ascending, that exceed every text of the comparison.
-            So the comparison is repeated on the first text that is longer than such a length.
+        reaches: Lengths of sliding windows and chunks, in tokens, ascending, beyond which no text was compared yet. The
+            first text that is longer than such a length is compared too, and then the length leaves this list.
         has_unplanned_modules: Whether modules outside of the plan compute attention too, as those of a vision tower do.
         remembered: Date and torch version of the comparison, if an earlier load made it; "" = this load made it.
         run_forward: Called with the inputs instead of the model, see `seam.run_with_probe`; None = call the model.
@@ -142,6 +142,7 @@ def read_survey(
         d_model=states.shape[-1],
         plan=plan,
         order=tuple(order),
+        # `hf.check` adds this input if the model returns no hidden states by default.
         extras={"output_hidden_states": True} if "output_hidden_states" in inputs else {},
         notes=(*_notes_on_gaps(config, layers, n_layers), *notes),
     )
@@ -172,7 +173,8 @@ def kinds_of(
                 "its output holds no hidden states of the encoder, whose length tells its attentions apart"
             )
         n_target = inputs["decoder_input_ids"].shape[1]
-        # Equal lengths would not tell kinds apart. If the encoder shortens the text, its layers differ in length.
+        # Equal lengths of encoder and decoder would not tell kinds apart. And if the encoder puts out another length
+        # than that of its text, it shortens the text on the way, so its layers differ in length.
         if n_source == n_target or n_tokens not in (None, n_source):
             raise UnclearError(
                 f"its encoder puts out {n_source} tokens and its decoder reads {n_target}"
@@ -190,7 +192,7 @@ def kinds_of(
     for maps in weights:
         n_queries, n_keys = maps.shape[2:]
         if (n_queries, n_keys) not in kind_of_lengths:
-            known = ", ".join(f"{n_queries} on {n_keys}" for n_queries, n_keys in kind_of_lengths)
+            known = ", ".join(f"{queries} on {keys}" for queries, keys in kind_of_lengths)
             raise UnclearError(
                 f"it has attention of {n_queries} queries on {n_keys} keys where {known} are expected"
             )
@@ -204,11 +206,12 @@ def _require_whole_pictures(inputs: Mapping[str, Any], weights: Sequence[Tensor]
     if pixels is None or pixels.ndim != 4:
         return
     for maps in weights:
-        n_maps, _, n_queries, n_keys = maps.shape
-        if n_maps != len(pixels) or n_queries != n_keys or n_queries != weights[0].shape[2]:
+        # A layer with windows has the windows of all pictures in place of the pictures: (window, head, query, key).
+        n_windows, _, n_queries, n_keys = maps.shape
+        if n_windows != len(pixels) or n_queries != n_keys or n_queries != weights[0].shape[2]:
             raise UnclearError(
                 "its layers attend within windows of a picture, or merge patches: "
-                f"{n_maps // len(pixels)} of {n_queries} queries on {n_keys} keys"
+                f"{n_windows // len(pixels)} of {n_queries} queries on {n_keys} keys"
             )
 
 
@@ -243,14 +246,8 @@ def has_causal_weights(weights: Sequence[Tensor]) -> bool:
 _N_LAYERS_SETTINGS: Sequence[str] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names of the setting that holds the number of layers, in the configurations of various models."""
 
-_SIDE_SETTINGS = (
-    "{}_layers",
-    "num_{}_layers",
-    "{}_num_hidden_layers",
-    "num_layers",
-    "num_hidden_layers",
-)
-"""The same for one side of an encoder-decoder. {} is the side, "encoder" or "decoder"."""
+_SIDE_NAMES = ("{}_layers", "num_{}_layers", "{}_num_hidden_layers", "num_layers", "num_hidden_layers")
+"""The same names for one side of an encoder-decoder. {} is the side, "encoder" or "decoder"."""
 
 
 def _number_layers(
@@ -292,7 +289,7 @@ def _read_n_layers(config: Any, kind: Kind) -> int | None:
             config = inner
             names = _N_LAYERS_SETTINGS[:1]
         else:
-            names = [name.format(side) for name in _SIDE_SETTINGS]
+            names = [name.format(side) for name in _SIDE_NAMES]
     else:
         config = config.get_text_config()
     n_layers = first_setting(config, *names)
@@ -314,7 +311,7 @@ def list_attention_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
 
 
 def _count_heads(config: Any, attentions: Sequence[TracedAttention]) -> tuple[int, int]:
-    """Return the largest number of query heads of a layer, and of key/value heads: the same number if layers differ."""
+    """Return how many query heads and key/value heads a layer has; if layers differ, the most query heads for both."""
     calls = [attention.call for attention in attentions if attention.call]
     if calls:
         sizes = {(call.n_heads, call.n_kv_heads) for call in calls}
@@ -416,7 +413,10 @@ _STORED_FIELDS = (
     "notes",
     "reaches",
 )
-"""The fields of a survey that are stored unchanged. Its plan is stored with the names of modules."""
+"""The fields of a survey that are stored unchanged. Its plan is stored with the names of modules.
+
+Only surveys of `cross_readers` set `has_unplanned_modules` and `run_forward`, and those surveys are never stored.
+"""
 
 
 class SurveyCache:
@@ -442,7 +442,7 @@ class SurveyCache:
         self._verdict: dict[str, Any] = {} if recheck else self._read()
 
     def survey(self, compute: Callable[[], AttentionSurvey]) -> AttentionSurvey:
-        """Return the stored survey. If none is stored, return the survey that `run_steps` returns, and store it."""
+        """Return the stored survey. If none is stored, return the survey that `compute` returns, and store it."""
         modules = dict(self._base.named_modules())
         if self._verdict:
             facts = {name: self._verdict[name] for name in _STORED_FIELDS}
@@ -465,7 +465,7 @@ class SurveyCache:
         return survey
 
     @property
-    def resumes(self) -> bool:
+    def model_resumes(self) -> bool:
         """Return whether the verdict says that a forward pass may start at a later layer; False = not known."""
         return bool(self._verdict.get("resumes"))
 

@@ -52,6 +52,7 @@ class LayeredModel(Model):
         # With `assign`, the network takes over the tensors themselves, with their device and precision.
         network.load_state_dict(state, assign=True)
         network.eval().requires_grad_(False)
+        # The lock that threads take before they run the network or hook into it; all of its modules share it.
         share_lock([network])
 
     def _prepare(self, batch: Batch) -> Batch:
@@ -74,7 +75,7 @@ class LayeredModel(Model):
         return [self._network]
 
     def blocks(self) -> "dict[LayerKey, nn.Module]":
-        """Return the layers, by (kind, layer)."""
+        """Return the layers, by (kind, layer). All have the same kind of attention, "encoder" or "decoder"."""
         kind: Any = self.info.kinds[0]
         return {(kind, index): layer for index, layer in enumerate(self._blocks)}
 
@@ -83,6 +84,7 @@ class LayeredModel(Model):
         import torch
 
         twin = copy.deepcopy(self)
+        # The modules of the copy are new, and have no lock yet.
         share_lock([twin._network])
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -92,6 +94,7 @@ class LayeredModel(Model):
                 else:
                     # A vector called "….weight" is the gain of a norm. Other vectors are biases.
                     weight.fill_(1.0 if name.endswith("weight") else 0.0)
+        # `heads` says what the heads of a glass box attend to. Heads with random weights do not attend so.
         twin.info = replace(
             self.info,
             name=f"{self.info.name} untrained",

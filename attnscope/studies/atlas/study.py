@@ -141,13 +141,13 @@ def _assemble(
         table = table.with_column(column, values)
 
     # Add the other tables and arrays, and the options with the meaning of scores and lifts.
-    tables, grids = make_example_tables(second_pass.examples)
+    tables, arrays = make_example_tables(second_pass.examples)
     tables |= {
         "heads": table,
         "roles": heads_result.table("roles"),
         "tokens": Table.of(Atlas.TABLES["tokens"], token_rows),
     }
-    grids |= {
+    arrays |= {
         "profile": profiles[0],
         "even_profile": profiles[1],
         "distance": distances,
@@ -164,7 +164,7 @@ def _assemble(
     }
     corpus = settle_corpus(heads_result.corpus, interrupted=not second_pass.complete)
     corpus["n_sampled"] = second_pass.n_sampled
-    return Atlas(heads_result.run, corpus, described_options, tables, grids)
+    return Atlas(heads_result.run, corpus, described_options, tables, arrays)
 
 
 def make_example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
@@ -183,15 +183,16 @@ def make_example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], 
 
     def join(name: str, *width: int) -> NDArray[Any]:
         """Concatenate the arrays (n, *width) of a field of all examples; (0, *width) if there are none."""
-        arrays = [getattr(example, name) for example in examples]
-        return np.concatenate([np.zeros((0, *width), np.int64), *arrays])
+        values = [getattr(example, name) for example in examples]
+        return np.concatenate([np.zeros((0, *width), np.int64), *values])
 
     # The shown tokens of all examples, (token,). A label is stored as an index into the vocabulary, which is the list
     # of distinct labels.
     labels = list(chain.from_iterable(example.labels for example in examples))
     vocabulary = {label: index for index, label in enumerate(dict.fromkeys(labels))}
     offsets = join("offsets", 2)
-    n_kept = join("n_kept")
+    # Each shown token, as a query, has the keys with its largest weights. Their number is stored too, (token,).
+    n_kept_keys = join("n_kept")
     n_shown = [len(example.positions) for example in examples]
     shown = Table.of_arrays(
         Atlas.TABLES["shown"],
@@ -201,22 +202,24 @@ def make_example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], 
         special=join("special"),
         start=offsets[:, 0],
         stop=offsets[:, 1],
-        first_kept=np.cumsum(n_kept) - n_kept,
-        n_kept=n_kept,
+        first_kept=np.cumsum(n_kept_keys) - n_kept_keys,
+        n_kept=n_kept_keys,
     )
     tables = {
         "examples": Table.of(Atlas.TABLES["examples"], rows),
         "shown": shown,
         "vocabulary": Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary)),
     }
-    # The kept keys and the excerpts of all examples. An excerpt is stored as an array of Unicode code points.
+    # The kept keys of all examples, with the codes of their weights, and the excerpts. A key is the index of one of at
+    # most MAX_SHOWN_TOKENS tokens, and a code is a weight times 255, so both fit in a byte. An excerpt is stored as an
+    # array of Unicode code points.
     excerpts = "".join(example.excerpt for example in examples).encode("utf-32-le", "surrogatepass")
-    grids = {
+    arrays = {
         "kept_key": join("keys").astype(np.uint8),
         "kept_code": join("codes").astype(np.uint8),
         "characters": np.frombuffer(excerpts, "<u4").copy(),
     }
-    return tables, grids
+    return tables, arrays
 
 
 def _order_of_example(example: Example) -> tuple[int, bool, int]:

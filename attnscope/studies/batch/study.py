@@ -139,8 +139,8 @@ def batch(
         with contextlib.closing(executor.map_blocks(drawer, make_tasks())) as outcomes:
             for n_done, outcome in enumerate(outcomes, 1):
                 text = outcome.block.text
-                # If the worker died, there is no result, and `give_up_reason` says why.
-                result = outcome.result or _make_failed_text(text, outcome.give_up_reason)
+                # If the worker died, there is no result, and `death_reason` says why.
+                result = outcome.result or _make_failed_text(text, outcome.death_reason)
                 results[text.index] = result
                 if isinstance(result, DrawnText):
                     n_fresh += 1

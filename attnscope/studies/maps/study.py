@@ -19,7 +19,7 @@ from attnscope.models.model import Model
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import require_query
 from attnscope.questions.pooled import PooledHeatmap
-from attnscope.results.kinds import SIZES
+from attnscope.results.kinds import PAPER_OPTIONS
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.inputs.options import LoadOptions
@@ -113,7 +113,7 @@ def name_figure_folder(record: Heatmap | PooledHeatmap, query: str | None, style
     # How the figures are drawn. Most options count only if they differ from their defaults, so that a new option of
     # attnscope does not rename old folders.
     drawing_facts: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
-    for name in ("colours", "smooth", "layout", *SIZES):
+    for name in ("colours", "smooth", "layout", *PAPER_OPTIONS):
         value = getattr(style, name)
         if value != getattr(Style, name):
             drawing_facts[name] = value

@@ -138,7 +138,8 @@ def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
 
     from attnscope.core.facts import TextFacts
 
-    # Special tokens, such as [CLS], stand before the patches. (1, token)
+    # (1, token). Special tokens, such as [CLS], stand before the patches. They are also `context`: tokens that count as
+    # keys but not as queries.
     ids = torch.arange(n_tokens)[None]
     is_special = ids < n_tokens - math.prod(grid)
     return TextFacts(
@@ -226,8 +227,9 @@ class _InputMeasures(NamedTuple):
         reading: The input as the model reads it.
         n_tokens: How many queries were measured.
         by_layer: Layer -> sums and counts, as `RunningSums.add` takes them. Sums are (2, head, measure): those of the
-            heads, and those under uniform attention. For pictures they are (unit, 2, head, measure): a unit is all
-            queries of a picture, or one of several parts of many. Counts broadcast to the shape of the sums.
+            heads, and those under uniform attention. For pictures they are (unit, 2, head, measure). A picture with few
+            patches is one unit. A picture with many is cut into several units, blocks of patches as queries; see
+            `core.catalogue.queries_per_unit`. Counts broadcast to the shape of the sums.
     """
 
     reading: Reading
@@ -281,6 +283,7 @@ class _ModalityMeasurer(Measurer[ModalitySums]):
             problem = Problem(measured_input.source, None, "there is no token in what is written")
             part.problems += (asdict(problem),)
         else:
+            # Sums are (2, head, measure), or (unit, 2, head, measure): `add` takes one text or a batch, here of units.
             for layer, (sums, counts) in result.by_layer.items():
                 part.measures.setdefault(layer, RunningSums(sums.shape[-3:])).add(sums, counts)
             part.n_texts += 1
@@ -310,8 +313,8 @@ class _PictureMeasurer(_ModalityMeasurer):
         grid = reading.picture.grid
         probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
         run_probe(self.model, reading, probe)
-        # "…_active" is a measure over keys that are no sinks. In pictures special tokens are the sinks, so these keys
-        # are the patches. Where there is such a version, it is shown under the plain name.
+        # Some measures have a second version, "<name>_active", over the keys that are no sinks. The sinks of a picture
+        # are its special tokens, so that version is over patches alone. It is taken, and shown under the plain name.
         names = []
         for name, measure in PICTURE_MEASURES.items():
             names.append(f"{name}_active" if measure.has_active else name)
@@ -449,8 +452,8 @@ def _build_table(modality: type[_ModalityMeasurer], done: ModalitySums) -> Table
     highest = [measure.high for measure in modality.catalogue.values()]
     tables = []
     for layer, sums in sorted(done.measures.items()):
-        # (2, head, measure): index 0 is the heads, and index 1 uniform attention. The sum of counts, "c", is that of
-        # the heads, and so is the interval.
+        # Each array is (2, head, measure): index 0 is the heads, and index 1 uniform attention. Of the sums of counts,
+        # "c", and of the intervals, only those of the heads are shown.
         values, baseline = sums.ratio()
         counts, _ = sums.total("c")
         low, high = np.clip(np.stack(sums.interval())[:, 0], lowest, highest)

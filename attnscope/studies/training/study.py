@@ -103,7 +103,7 @@ def training(
         # Modules of a network refer to each other in cycles. Free their memory before the next network is loaded.
         gc.collect()
     if not results:
-        # The loop ended early only for an interruption.
+        # At least one checkpoint was planned. So either an interruption ended the loop, or there is a first error.
         if complete and first_error is not None:
             raise first_error
         raise KeyboardInterrupt
@@ -272,7 +272,8 @@ def _measure_checkpoint(
         )
         if not ablation_result.complete:
             raise KeyboardInterrupt
-        # For each text, s is the sum of its losses, and c its number of predictions. A loss is not negative.
+        # In `loss_sums`, a RunningSums, s of a text is the sum of its losses, and c is the number of its predictions. A
+        # loss is not negative, so neither is the low end of its interval.
         loss_sums = ablation_result.done.clean_loss
         low, high = map(float, loss_sums.interval())
         n_predictions = float(loss_sums.total("c"))
@@ -312,16 +313,17 @@ def _assemble(
 
     # The measures with their intervals, (measure, checkpoint, head, 3); NaN if a checkpoint has no such measure.
     intervals = np.full((len(options.measures), len(tables), n_heads, 3), np.nan)
-    uniform = []
-    measures = []
-    for measure, name in enumerate(options.measures):
+    # The measures under uniform attention, which tables of heads hold as baselines, (measure, head).
+    uniform_values = []
+    measure_rows = []
+    for measure_index, measure in enumerate(options.measures):
         for number, table in enumerate(tables):
-            if name in table:
-                intervals[measure, number] = table.interval(name)
-        uniform.append(tables[-1].companion(name, "baseline"))
-        column = tables[-1].columns.get(name, Column(name))
+            if measure in table:
+                intervals[measure_index, number] = table.interval(measure)
+        uniform_values.append(tables[-1].companion(measure, "baseline"))
+        column = tables[-1].columns.get(measure, Column(measure))
         least, most = column.range
-        measures.append({**vars(column), "least": least, "most": most})
+        measure_rows.append({**vars(column), "least": least, "most": most})
 
     # The roles that any head has at any checkpoint, in the order of RULES; and for each role which heads have it at
     # which checkpoint, (role, checkpoint, head).
@@ -330,7 +332,8 @@ def _assemble(
     roles = [role for role in RULES if role in found_roles]
     has_role = np.full((len(roles), len(tables), n_heads), NO_ROLE, np.int8)
     for number, table in enumerate(role_tables):
-        # A table has one row for each role of each head. All rows are assigned at once.
+        # A table has one row for each role of each head; its column "head" is a row of the table of heads. All rows are
+        # assigned at once.
         role_indices = [roles.index(role) for role in table["role"]]
         values = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
         has_role[role_indices, number, table["head"]] = values
@@ -341,14 +344,14 @@ def _assemble(
     result_tables = {
         "checkpoints": Table.of(columns_by_table["checkpoints"], rows),
         "heads": Table.of_arrays(HEADS, **{column.name: tables[-1][column.name] for column in HEADS}),
-        "measures": Table.of(columns_by_table["measures"], measures),
+        "measures": Table.of(columns_by_table["measures"], measure_rows),
         "roles": Table.of_arrays(columns_by_table["roles"], name=roles),
     }
     arrays = {
         "value": intervals[..., 0],
         "value_low": intervals[..., 1],
         "value_high": intervals[..., 2],
-        "uniform": np.array(uniform),
+        "uniform": np.array(uniform_values),
         "has_role": has_role,
     }
     recorded_options = {

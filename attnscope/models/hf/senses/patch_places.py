@@ -31,8 +31,9 @@ class ImageView:
     Attributes:
         photo: The index of the photo.
         pixels: The normalised pixels that the model reads, (3, height, width).
-        token_indices: The token that stands for each patch, counted among the picture tokens of the prompt. If words
-            attend to the picture by cross-attention, it is the key. (row, column), int64; -1 = no token.
+        token_indices: The token that stands for each patch, counted among the picture tokens of the prompt: (row,
+            column), int64; -1 = no token. If words attend to the picture by cross-attention, the prompt has no picture
+            tokens. Then each number is that of the patch's key in cross-attention.
         is_thumbnail: Whether it shows the whole photo in a small size, and the same photo also comes in tiles.
     """
 
@@ -129,16 +130,17 @@ def _view_llava(prompt: PhotoPrompt) -> ViewsAndCount:
 
 def _view_gemma3(prompt: PhotoPrompt) -> ViewsAndCount:
     config = prompt.base.config
-    # The tokens form a square grid, and each token stands for a square of merged patches: the side of that square.
+    # The tokens form a square grid. Each token stands for a square of merged patches, whose side is `token_px`.
     token_px = config.vision_config.image_size // round(config.mm_tokens_per_image**0.5)
     return make_grid_views(prompt, (token_px, token_px))
 
 
 def _view_llava_next(prompt: PhotoPrompt) -> ViewsAndCount:
-    """Join tiles by the model's own function, which arranges the features of patches as tokens.
+    """Join tiles by the model's own `pack_image_features`, which arranges the features of patches as tokens.
 
-    That function also drops the patches outside of the photo. It is called with the index of each patch in place of its
-    features. So its output holds the patch that each token stands for.
+    `pack_image_features` takes a vector of features per patch, drops the patches outside of the photo, and returns a
+    vector per token. Here each vector holds one number, the index of the patch. So the output holds the index of the
+    patch that each token stands for.
     """
     from transformers.models.llava_next import modeling_llava_next as code
 
@@ -150,7 +152,7 @@ def _view_llava_next(prompt: PhotoPrompt) -> ViewsAndCount:
     size = config.vision_config.image_size
     patch = config.vision_config.patch_size
     patches_per_side = size // patch
-    # The model adds a token at the end of each row. Its "patch index" is -1.
+    # `pack_image_features` adds this vector, as one more token, at the end of each row. -1 is the index of no patch.
     row_end = -torch.ones(1, dtype=torch.float64)
     views = []
     n_tokens = 0
@@ -159,7 +161,7 @@ def _view_llava_next(prompt: PhotoPrompt) -> ViewsAndCount:
         # The first tile is the thumbnail.
         tile_rows, tile_columns = grid_shape(photo, config.image_grid_pinpoints, size)
         n_tiles = 1 + tile_rows * tile_columns
-        # Patch indices in place of features: (tile, patch, 1)
+        # Patch indices in place of features, (tile, patch, 1). Features are floats; float64 holds each index exactly.
         patch_indices = _number_patches(n_tiles, patches_per_side * patches_per_side).double()[..., None]
         packed, _ = prompt.base.pack_image_features([patch_indices], photo[None], strategy, row_end)
         # The patch that each token stands for: (token,)

@@ -56,6 +56,7 @@ class TextGenerator:
         self._require_head()
         if not len(tokens):
             raise AttnscopeError("there is nothing to continue", "give at least one token")
+        # None = the model's own attention. `use_attention` also takes the model's lock.
         with torch.no_grad(), use_attention(self._base, None):
             written_ids = self._write_greedily("input_ids", tokens.ids.tolist(), max_new_tokens)
         return self._tokenizer.extend(tokens, written_ids)
@@ -134,6 +135,7 @@ class TextGenerator:
         max_tokens = self._model.info.max_tokens
         if max_tokens is not None:
             max_new_tokens = min(max_new_tokens, max_tokens - len(prompt))
+        # `fixed_arguments` holds "use_cache" if the forward has such an argument. Other forward passes set it to False.
         if "use_cache" in fixed_arguments(self._network):
             arguments["use_cache"] = True
         written_ids: list[int] = []
