@@ -409,8 +409,10 @@ def _plan_small_maps(table: Table, n_maps: int, lettering: Lettering) -> _SmallM
     across = n_across * width + _SIDES_PX
     if not paper.is_fixed_width:
         across = max(across, _MIN_MAP_PITCH_PX)
-    kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
-    down = n_down * height + kinds_px + _TOP_AND_BOTTOM_PX
+    down = n_down * height + _TOP_AND_BOTTOM_PX
+    if len(grids) > 1:
+        # The name of each kind, and the names of heads above each map but the first.
+        down += KIND_PX * len(grids) + HEAD_NAMES_PX * (len(grids) - 1)
     # As many rows of maps as a page holds.
     max_height = paper.max_height_px if paper.is_fixed_width else _MAX_PAGE_PX
     n_rows = max(1, int((max_height - TOP_PX) // down))
@@ -442,9 +444,7 @@ def _draw_small_page(
         for number, line in enumerate(lines, 1):
             text = lettering.fit(line, layout.CAPTION_PX, room_px)
             page.write(left, top + 18 * number, text, layout.CAPTION_PX, ha="left", color=FAINT)
-        # Subtract the KIND_PX that `place_kinds` adds for the first kind: its name begins at the height of the lines.
-        maps_top = top + 46 - (KIND_PX if len(grids) > 1 else 0)
-        cells, bottom = place_kinds(grids, plan.cell_size, left, maps_top)
+        cells, bottom = place_kinds(grids, plan.cell_size, left, top + 46)
         name_kinds(page, cells, 12.0)
         _draw_cells(page, block.heads, block.column, cells, scale, has_pale_cells=True)
         bar_box = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _SIDES_PX), 11
