@@ -43,7 +43,7 @@ def ablate(
     if ablate_options.loss != "none":
         load_options = load_options.with_head(model_options.model)
     # None = no workers: this process runs the whole study.
-    workers = worker_options.share(model_options.model, load_options)
+    workers = worker_options.make_workers(model_options.model, load_options)
     with progress(file_options.quiet) as report_progress:
         model = load_options.load(model_options.model)
         record = study(model, corpus, ablate_options, report_progress, workers)

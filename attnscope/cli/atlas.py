@@ -33,7 +33,7 @@ def atlas(
     # Refuse wrong options and files before the model loads. The options for describing heads override some of theirs.
     heads_options = describing_options.apply(atlas_options.heads)
     output = file_options.plan_output("atlas")
-    workers = worker_options.share(model_options.model, model_options.loading)
+    workers = worker_options.make_workers(model_options.model, model_options.loading)
     # Heads and measures that the options name must exist.
     require_names(heads_options, measures=None)
     atlas_options = replace(atlas_options, heads=heads_options)

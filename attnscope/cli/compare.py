@@ -55,7 +55,8 @@ def _compare_over_corpus(
     """Compare all heads with each other, or with the heads of a second model: one by name, or this one, ablated."""
     from attnscope.studies.compare import study
 
-    workers = worker_options.share(model_options.model, model_options.loading)
+    workers = worker_options.make_workers(model_options.model, model_options.loading)
+    # Each worker loads the model by its name, so it would have all heads.
     if workers is not None and compare_options.ablated is not None:
         raise UsageError(
             "workers have no heads taken out", "leave out --workers, --executor and --threads"
@@ -104,7 +105,7 @@ def _compare_on_one_text(
     from attnscope.studies.compare.texts import compare_heads, compare_texts
     from attnscope.text import read_text, require_text
 
-    if worker_options.share(model_options.model, model_options.loading) is not None:
+    if worker_options.make_workers(model_options.model, model_options.loading) is not None:
         raise UsageError(
             "workers share many texts: here is one", "leave out --workers, --executor and --threads"
         )

@@ -59,7 +59,7 @@ def heads(
         sort=command_options.listing.sort,
         **drawing_options.non_default_options(),
     )
-    workers = worker_options.share(model_options.model, model_options.loading)
+    workers = worker_options.make_workers(model_options.model, model_options.loading)
     # The progress line counts texts, pictures or recordings.
     with progress(file_options.quiet, *command_options.progress_nouns()) as report_progress:
         record = study(

@@ -41,7 +41,7 @@ def relations(
 
     # Plan the output before the model loads.
     output = file_options.plan_output("relations", **drawing_options.non_default_options())
-    workers = worker_options.share(model_options.model, model_options.loading)
+    workers = worker_options.make_workers(model_options.model, model_options.loading)
     patterns = list(annotated_files.files)
     with progress(file_options.quiet) as report_progress:
         # A jsonl file may name recordings with their words. Recordings have a single relation: from a token of the

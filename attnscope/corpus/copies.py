@@ -33,7 +33,10 @@ MAX_DIGESTS = 2**20
 _MAX_PAIRS = 16
 """The most pairs of neighbouring words by which a text of MIN_WORDS or more is looked up."""
 
-# What may stand before a text, such as "- ", "12. ", "User: ", "[3] ", "Example 7: ".
+# What may stand before a text, and the white space after it. The alternatives are, in this order:
+# - characters that are neither letters, digits nor white space: "- ", "** ";
+# - a number or a single letter, before "." or ")": "12. ", "(3) ", "a) ";
+# - one or two words, before "]", ":", ">" or "|": "User: ", "[3] ", "Example 7: ".
 _LABEL = re.compile(r"(?:[^\w\s]+|\(?(?:\d{1,4}|\w)[.)]|\[?\w+(?: \w+)?[]:>|])\s+")
 
 _NUMBER = re.compile(r"(?<!\w)\d+(?!\w)")
@@ -80,7 +83,8 @@ class CopyFilter:
         if digest in self._kept:
             self.n_dropped += 1
             return False
-        # A third variant has a feature that two kept variants share.
+        # Find the kept variants of the text. A text given as token ids has none: its `full_text` is empty, so it has no
+        # features. If two kept variants share a feature that the text has too, the text is a third variant.
         new = _with_digests(normalise_text(text.full_text).split())
         candidates = {self._kept[feature] for feature in new.features if feature in self._kept}
         variants = [kept for kept in candidates if _are_variants(kept, new)]

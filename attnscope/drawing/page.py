@@ -49,7 +49,7 @@ _SPAN_COLOUR = "#fde8d7"
 _MIN_BAR_PX = 160.0
 _LEGEND_ROW_PX = 22.0
 _MAX_USUAL_LEGEND_ROWS = 18
-_LOW_LEGEND_ROW_PX = 15.0  # in a legend of more than _MANY_LEGEND_ROWS
+_LOW_LEGEND_ROW_PX = 15.0  # in a legend of more than _MAX_USUAL_LEGEND_ROWS
 _HALF_DIGIT_EM = 0.365  # half the height of a digit / the font size
 
 
@@ -111,6 +111,7 @@ class FigurePage(Canvas):
         size = CAPTION_PX * zoom
         for number, line in enumerate(lines):
             self.write(MARGIN_PX, y + number * pitch, line, size, ha="left", color=FAINT)
+        # y is the centre of the first line. Without any line, the page ends one line higher.
         self.set_height(y + round((len(lines) - 1) * pitch) + MARGIN_PX)
 
     def end_with_bar(
@@ -143,6 +144,8 @@ class FigurePage(Canvas):
         width = min(420 * zoom, self.width_px - 2 * MARGIN_PX - inset - 12)
         if not self.paper.caption:
             meaning = meaning.partition(":")[0]
+            # `draw_colour_bar` needs 50 px besides the bar and the meaning. The other 30 px are the left margin
+            # and 2 px to spare.
             room = self.width_px - 80 - inset - self.lettering.width_px(meaning, size)
             width = min(width, max(room, _MIN_BAR_PX))
         bar = (MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
@@ -256,6 +259,7 @@ class FigurePage(Canvas):
         if not boxes:
             return
         outlines = list(box_outlines(np.array(boxes, np.float64)))
+        # The boxes have no edges, so no line is drawn. But the PDFs of Matplotlib pad collections by the line width.
         width = self.to_points(1)
         artist = PolyCollection(outlines, linewidths=width, facecolors=colors, edgecolors="none")
         self.axes.add_collection(artist, autolim=False)
@@ -398,6 +402,8 @@ class FigurePage(Canvas):
         # Write the name of each row beside its first panel.
         for name, (_, y) in zip(rows, grid.corners[:: len(columns)], strict=True):
             self.write_title(left - 10, y + height / 2, name, size_px, ha="right")
+        # A name such as "H11", in bold letters, is about 2.2 times as wide as its font size. Let it be no wider than a
+        # panel, unless its letters would then be too small to read on the paper.
         size_px = self.paper.legible_px(min(size_px, width / 2.2))
         # Names of columns end with a number that grows, so the last name is the longest.
         step = self.label_step(columns[-1], size_px, grid.pitch_px)

@@ -103,7 +103,8 @@ def require_writable(folder: Path) -> None:
             f"cannot write into {folder}: it is {describe_file_type(folder.stat().st_mode)}, not a folder",
             "choose another folder with --out",
         )
-    # The context manager removes the parents of its path. With a path inside the folder, it removes the folder itself.
+    # If the attempt fails, the context manager removes the new parents of its path. A path inside the folder makes the
+    # folder one of them. If the attempt succeeds, the last line of the block removes the new folders.
     with _remove_new_folders_on_error(folder / "file", "write into", folder):
         new_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +240,8 @@ def require_replaceable(path: Path, mark: bytes = b"") -> None:
             "choose another name with --out",
         )
     if mark:
-        # A file that cannot be read may be of another program, so it is refused below, too.
+        # A file that is empty or has the mark may be replaced. All others are refused below the `with`: files without
+        # the mark, and files that cannot be opened or read, because another program may have written them.
         with contextlib.suppress(OSError), path.open("rb") as file:
             first_bytes = file.read(4096)
             file.seek(max(0, path.stat().st_size - 4096))
@@ -369,7 +371,8 @@ def iterate_texts(value: Any) -> Iterator[str]:
 
 def _to_shortest_floats(values: NDArray[np.float32]) -> list[Any]:
     """Return a float32 array as lists of floats, each with the fewest digits that read back to the same float32."""
-    # NumPy writes a float32 as text with the fewest digits, such as 0.1 and not 0.10000000149011612.
+    # Convert by way of text: NumPy writes the float32 nearest to 0.1 as "0.1", with the fewest digits. `tolist` alone
+    # would return 0.10000000149011612.
     if values.ndim > 1:
         return [_to_shortest_floats(part) for part in values]
     floats: list[Any] = values.astype(str).astype(np.float64).tolist()

@@ -336,7 +336,8 @@ class Table:
         for column_name in sorted({*self.columns, *(column.name for column in required)}):
             if column_name not in self.values:
                 raise ValueError(f"its {name} lack {column_name}")
-        # If the file declares a required column itself, it must declare the same kind.
+        # A table from a file has the declarations of the file. Where they declare a required column, the kinds must be
+        # equal. Where they do not, `get` returns the required column itself, which passes.
         for column in required:
             if self.columns.get(column.name, column).kind != column.kind:
                 raise ValueError(f"{name}.{column.name} is no {column.kind}")

@@ -236,8 +236,8 @@ def _choose_workers(running: WorkerOptions, source: models.Source, options: Batc
         memory_bytes = physical_bytes() or float("inf")
         max_workers = memory_bytes / (_WORKER_BYTES + _BYTES_PER_FILE_BYTE * file_bytes)
         running = replace(running, workers=max(1, int(min(n_cores, max_workers))))
-    workers = running.share(source.spec, options.loading)
-    # `share` makes the workers. It returns None only for local work without a number of workers, which is set above.
+    workers = running.make_workers(source.spec, options.loading)
+    # `make_workers` returns None only for local work without a number of workers, which is set above.
     assert workers is not None
     return workers
 

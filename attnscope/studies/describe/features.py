@@ -58,6 +58,7 @@ _SENTENCE_ENDS = frozenset(".!?…。！？")
 _OPENER_BY_CLOSER = {")": "(", "]": "[", "}": "{"}
 _QUOTES = "\"'“”‘’«»„`"
 _CLOSING = "\"'”’»)]}"
+# All quotation marks count as opening, because a mark that closes in one language opens in another: “so”, „so“, »so«.
 _CHARACTERS_BY_KIND = {
     "comma": ",，、",
     "dash": "-—–",
@@ -226,7 +227,8 @@ def _compute_relation_levels(facts: FeatureFacts, queries: Integers) -> Arrays:
         levels[name] = group_ids[query] == group_ids
         levels[f"{name}_start"] = levels[name] & _starts_group(group_ids)
     # The last punctuation mark before each query, and the bracket that the query stands in. If there is none, the
-    # position is -1, which equals no key.
+    # position is -1, which equals no key. `searchsorted` counts the entries of `marks` that are smaller than the query.
+    # The -1 at the front is one of them, so there is always a last one: at the count - 1.
     marks = np.append(-1, np.flatnonzero(facts.key_levels["punctuation"]))
     levels["last_punctuation"] = marks[np.searchsorted(marks, query) - 1] == keys
     levels["opener"] = facts.opener_positions[query] == keys
@@ -285,7 +287,8 @@ class FeatureFacts:
     @cached_property
     def surfaces(self) -> list[str]:
         """Return each token as it is spelled in the text, with its line breaks; "" for special tokens."""
-        # A token without a span in the text gets its label, which may lack case or line breaks.
+        # A token without a span in the text gets its label, which may lack case or line breaks. In labels "##" marks a
+        # word piece, and "·" stands for a space.
         surfaces = [self.full_text[start:stop] for start, stop in self.spans.tolist()]
         for position, label in enumerate(self.tokens.labels):
             if not surfaces[position] and not self.tokens.special[position]:
@@ -316,7 +319,8 @@ class FeatureFacts:
         # The spelling of a later piece says nothing about the word.
         for name in ("capital", *OPEN_CLASSES):
             flags[name] &= ~is_piece
-        # A capitalised word is a name, except at the start of a sentence or after an opening mark there, such as “The.
+        # A capitalised word is a name, unless it is the first token of a sentence, or the second after an opening mark:
+        # as in “The.
         is_start = _starts_group(self.sentence_ids)
         is_start[1:] |= (is_start & flags["opening"])[:-1]
         is_first = np.arange(self.n_tokens) == 0

@@ -313,7 +313,7 @@ class WorkerOptions:
         "Threads per worker; more than 1 for large models.  [default: 1]", default=None, rare=True
     )
 
-    def share(self, spec: str, loading: LoadOptions) -> Workers | None:
+    def make_workers(self, spec: str, loading: LoadOptions) -> Workers | None:
         """Return the workers of a study, which load the model `spec`; None = the study runs in this process.
 
         Raises:

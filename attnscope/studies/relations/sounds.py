@@ -104,6 +104,7 @@ def sound_relations(
         AttnscopeError: There is no recording with word times.
     """
     corpus = _corpus_of_lines(files)
+    # `run_blocks` adds up the parts of all recordings, from an empty part. Its progress is the share of the files read.
     run = run_blocks(
         SoundMeasurer,
         (model,),
@@ -112,6 +113,7 @@ def sound_relations(
         report=report,
         get_share=lambda _: share_read(corpus),
     )
+    # In the `corpus` of the result, "of" says that the texts are recordings. No unit, such as sentences, was chosen.
     result = build_result(model, "cross", run, corpus, {"unit": None, "of": RECORDINGS}, THRESHOLDS)
     if run.complete and not result.tables:
         raise AttnscopeError(
@@ -184,8 +186,8 @@ class Timing(NamedTuple):
     The path of dynamic time warping always starts at the first frame, so it says nothing of when the first word begins.
 
     Attributes:
-        halves: The half that the recording is in, 0 or 1: if whole sources are split into halves, and if recordings
-            are, whatever their source.
+        halves: Two numbers, 0 or 1 each, see `HalfSplitter`. The first is the recording's half if all recordings of a
+            source go to the same half, the second if each recording is assigned alone.
         rows: For each word the row of `weights` in which its first token is written, (word,).
         starts_s: When each word begins, in seconds, (word,).
         frame_s: How long a frame lasts, in seconds.
@@ -238,8 +240,9 @@ def _read_recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             raise AttnscopeError(
                 f"{model.info.name} has no decoder, so there is no cross-attention to measure"
             )
-        # The queries are the positions that write the transcript, each one before its token. The keys are the frames
-        # with sound, without the silence that pads the recording.
+        # The queries are the positions that write the transcript, each one before its token. The last query, at the
+        # last token, writes what follows the transcript. The keys are the frames with sound, without the silence that
+        # pads the recording.
         transcript = np.flatnonzero(~reading.target.special)
         first_row = max(int(transcript[0]) - 1, 0)
         rows = np.arange(first_row, int(transcript[-1]) + 1)
@@ -254,14 +257,14 @@ def _read_recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
         # Assign the recording to a half. Without a document, recordings with the same sound are of one source.
         halves, is_first = half_splitter.assign(document or digest)
         text_hits = TextHits(RELATION, halves, is_first, len(links), rule_hits)
-        # The first word is not timed, see `Timing`. `source` holds the index of the link's word.
-        timed_links = [link for link in links if link.link.source[0] > 0]
-        starts_s = np.array([words[link.link.source[0]].start_s for link in timed_links])
-        timing = Timing(halves, [link.tokens[0] for link in timed_links], starts_s, frame_s)
+        # The first word is not timed, see `Timing`. The `source` of a link is the index of its word.
+        timed_links = [aligned for aligned in links if aligned.link.source[0] > 0]
+        starts_s = np.array([words[aligned.link.source[0]].start_s for aligned in timed_links])
+        timing = Timing(halves, [aligned.tokens[0] for aligned in timed_links], starts_s, frame_s)
         # A block has one text, the recording, which is its own only chunk: number 0 of 1. The cell adds up its hits.
         linked_recording = LinkedRecording(
             chunk=Chunk(0, 0, 1, reading.target),
-            # The targets of links are frames. Each frame takes the place of a word of an annotated text.
+            # The keys are not tokens but frames, and links point to single frames. So each frame is a unit of its own.
             unit_of_token=np.arange(n_frames),
             links=tuple(links),
             cells=(text_hits,),
@@ -332,12 +335,13 @@ def _place_words(
 def _count_rule_hits(links: Sequence[AlignedLink], n_words: int, n_frames: int) -> NDArray[np.int64]:
     """Return how many words each simple rule hits, (rule,). Only the rules "diagonal" apply to frames: others hit 0."""
     hits = np.zeros(len(RULES), np.int64)
-    for link in links:
-        (word,) = link.link.source
+    for aligned in links:
+        (word,) = aligned.link.source
+        # The rules "diagonal" stand side by side in `RULES`, one for each step, from the index FIRST_DIAGONAL on.
         for rule, step in enumerate(DIAGONAL_STEPS, FIRST_DIAGONAL):
             # The frame as far along the recording as the middle of the word `step` words later is along the text.
             frame = int((word + step + 0.5) / n_words * n_frames)
-            hits[rule] += frame in link.targets
+            hits[rule] += frame in aligned.targets
     return hits
 
 
@@ -366,7 +370,8 @@ class SoundMeasurer(LinkMeasurer):
         run_probe(self._model, linked_recording.reading, probe)
         weights_by_layer = probe.maps["cross"]
         link_facts = make_link_facts(batch, "cross")
-        # (cell, head, 2) per layer: hits and mass in each cell; here there is one cell, of the one relation.
+        # (cell, head, 2) per layer: hits and mass in each cell; here there is one cell, of the one relation. `broken`
+        # is empty unless the model computes NaN or infinity on this recording.
         sums_by_layer = {
             layer: score_links(weights, link_facts) for layer, weights in weights_by_layer.items()
         }
@@ -408,16 +413,17 @@ def _time_words(
         the upper half. The first two are one row if `n_heads` is 1.
     """
     # For the recordings of each half, rank all heads on the other half: the most accurate first. Heads with little
-    # attention on the words come last, whatever their accuracy.
-    chosen_on, scored_on, dealt_units = part.sum_halves(RELATION)
+    # attention on the words come last, whatever their accuracy. Half 0 is timed by the ranking on half 1, which comes
+    # first in the list, and half 1 by the ranking on half 0.
+    sums_of_half_0, sums_of_half_1, split_by = part.sum_halves(RELATION)
     heads_by_half = []
-    for other_half in (CorpusHalf([scored_on]), CorpusHalf([chosen_on])):
+    for other_half in (CorpusHalf([sums_of_half_1]), CorpusHalf([sums_of_half_0])):
         # There is one relation, so (1, head) becomes (head,).
         (accuracy,) = other_half.head_hits.ratio()
         (mass,) = other_half.head_mass.ratio()
         heads_by_half.append(np.lexsort((-accuracy, mass < MIN_MASS)))
-    # Which entry of `Timing.halves` counts: 0 if whole sources were split into halves, 1 if recordings were.
-    split_index = ("sources", "texts").index(dealt_units)
+    # The entry of `Timing.halves` for the way in which the corpus was split: 0 by sources, 1 recording by recording.
+    split_index = ("sources", "texts").index(split_by)
     n_layers, n_per_layer = shape
     upper_heads = np.arange(n_layers // 2 * n_per_layer, n_layers * n_per_layer)
 
