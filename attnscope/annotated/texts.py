@@ -78,7 +78,7 @@ class AnnotatedText:
 
 
 class AnnotationError(UnreadableError):
-    """Say in one line why an annotation is malformed, and give the number of its line in the file, if it is known."""
+    """Say in one line why an annotation is malformed, and on which line of the file, if known: see the base class."""
 
 
 def merge_equal_texts(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:

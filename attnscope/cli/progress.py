@@ -51,7 +51,8 @@ def progress(
             )
             if step:
                 line = f"{step}: {line}"
-            # If the share that is done is not known (None), the bar has no end, and shows only that work goes on.
+            # A bar starts without an end, and shows only that work goes on. The first known share gives it the end 1.0.
+            # If a later share is not known (None), the bar keeps that end, because rich ignores total=None.
             total = None if study_progress.share is None else 1.0
             update(description=line, total=total, completed=study_progress.share or 0.0)
 

@@ -83,7 +83,7 @@ class Chunk:
             ends with.
         n_opening: The number of special tokens at the start of the chunk; 0 for a whole text, which repeats nothing.
         n_repeated: The number of tokens, after the opening ones, that also end the previous chunk. They are context.
-        n_queries: The number of tokens of all chunks of the text together; repeated tokens count once.
+        n_text_tokens: The number of tokens of all chunks of the text together; repeated tokens count once.
     """
 
     text_index: int
@@ -92,7 +92,7 @@ class Chunk:
     tokens: Tokens
     n_opening: int = 0
     n_repeated: int = 0
-    n_queries: int = 0
+    n_text_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -157,9 +157,9 @@ def chunks(
     if not len(tokens):
         return []
     if max_ordinary is None or stop - n_opening <= max_ordinary:
-        return [Chunk(text_index, 0, 1, tokens, n_queries=len(tokens))]
+        return [Chunk(text_index, 0, 1, tokens, n_text_tokens=len(tokens))]
     # A chunk begins every `step` tokens and has max_ordinary tokens, so neighbours share max_ordinary - step tokens.
-    # The last chunk is the first that reaches `stop`.
+    # The last chunk is the first that reaches `stop`: it starts at `stop` - max_ordinary, or less than one step later.
     step = stride or max_ordinary
     starts = range(n_opening, stop - max_ordinary + step, step)
     opening = np.arange(n_opening)
@@ -175,7 +175,7 @@ def chunks(
             n_opening=n_opening,
             n_repeated=max_ordinary - step if number else 0,
             # Each ordinary token counts once, and special tokens count in each chunk.
-            n_queries=stop - n_opening + len(starts) * n_special,
+            n_text_tokens=stop - n_opening + len(starts) * n_special,
         )
         text_chunks.append(text_chunk)
     return text_chunks
@@ -263,7 +263,7 @@ def count_tokens(
         report_progress: Called after each text with the numbers of texts and of tokens so far, special tokens included.
 
     Returns:
-        The number of occurrences of each token, by id, (largest id + 1,). For a corpus without texts, (1,).
+        The number of occurrences of each token, by id, (largest id + 1,). A corpus without texts gives a single 0.
     """
     count_of_id: Counter[int] = Counter()
     n_tokens = 0

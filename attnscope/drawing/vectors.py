@@ -65,6 +65,7 @@ def cells_as_rectangles(
         if alpha:
             corners = box_outlines(all_boxes[all_colours == code])
             path = Path(corners.reshape(-1, 2), np.tile(outline, len(corners)))
+            # The outline needs no alpha: matplotlib's colormaps are opaque, and only cells of NaN are transparent.
             yield PathPatch(
                 path,
                 facecolor=(red, green, blue, alpha),

@@ -159,6 +159,7 @@ def _require_device_options(
                 "a device map goes with --engine hf, and instead of a device",
                 "leave out the other option",
             )
+        # A built-in model given as a Source is refused later, as a device map asks for the engine "hf".
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
     if engine == "numpy" and not (is_default_device and dtype == "float32"):
@@ -209,6 +210,7 @@ def open_tokenizer(source: Source) -> Tokenizer | None:
     return FastTokenizer.open(source.folder)
 
 
+# As for `load`, the caller's settings of torch are switched off inside.
 @with_default_torch
 def describe(
     spec: str | Source = "minilm",
@@ -291,7 +293,8 @@ def _explain_not_native(source: Source) -> str | None:
     reason = why_unsupported(read_config(source))
     if reason is not None:
         return reason
-    # Called for the error that it raises if there are no safetensors.
+    # Called for the error that it raises if there are no safetensors. `files_folder` is `folder`, without None in its
+    # type: a model from files has one.
     try:
         weight_files(source.files_folder)
     except AttnscopeError as error:

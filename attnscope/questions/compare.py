@@ -49,7 +49,8 @@ class Comparison(Result):
     - "texts": every head on two texts, with `weights:first` and `weights:second`. `divergence:NAME` is how much the
       rows of aligned tokens differ: the squared Hellinger distance, or the Jensen-Shannon divergence in nats.
 
-    Two texts are aligned token by token: an aligned pair is a token of each text, equal or replaced.
+    Two texts are aligned token by token: an aligned pair is a token of each text, equal or replaced. The field `grids`
+    has the arrays by name.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.compare/2"
@@ -71,6 +72,7 @@ class Comparison(Result):
             "distance",
             "root of the mean divergence of two heads",
             range=(0, 1),
+            # The columns are the heads themselves, or those of the other model.
             axes=("heads", "columns"),
         ),
         Array(
@@ -138,6 +140,7 @@ class Comparison(Result):
 
     def moved(self) -> NDArray[np.bool_]:
         """Return which heads are matched with a head of another name, (head,)."""
+        # The index -1, no match, reads the last name here. The first condition below leaves these heads out.
         matched_names = np.array(self.other_head_names)[self.match]
         is_moved: NDArray[np.bool_] = (self.match >= 0) & (matched_names != self.head_names)
         return is_moved
@@ -160,6 +163,7 @@ class Comparison(Result):
             columns[f"{name}{ending}"] = self.grids[f"distance{ending}:{name}"][row_heads, column_heads]
         if self.compared == "models":
             columns[f"{name}_matched"] = self.match[row_heads] == column_heads
+        # The first argument declares columns, for their meanings. A table file needs only names and values.
         yield from Table({}, columns).rows()
 
     def require_whole(self) -> None:

@@ -91,7 +91,11 @@ class Picture:
         return {name: getattr(self, name) for name in ("grid", "source", "size", "area")}
 
     def require_whole(self) -> None:
-        """Refuse pixels that do not divide into the patches of the grid, and cells of another shape than the grid."""
+        """Refuse a picture whose parts do not fit together.
+
+        These are pixels that do not divide into the patches of the grid, and cells of another shape than the grid. A
+        name that no file can store is refused too.
+        """
         # Raises an error if the name holds characters that no file can store, such as half a surrogate pair.
         self.source.encode()
         # Pixels are (height, width, 3). Height and width must be multiples of the numbers of patches.
@@ -198,8 +202,11 @@ class Sound:
         return cls(envelope=envelope, words=words, spectrogram=spectrogram, **fields)
 
     def require_whole(self) -> None:
-        """Refuse lengths that are not positive and finite, words outside the sound, and bands that do not ascend."""
-        # Raises an error if the name holds characters that no file can store.
+        """Refuse lengths that are not positive and finite, words outside the sound, and bands that do not ascend.
+
+        A name that no file can store is refused too.
+        """
+        # Raises an error if the name holds characters that no file can store, such as half a surrogate pair.
         self.source.encode()
         lengths = (self.seconds_per_frame, self.seconds, self.window_seconds)
         if not len(self.envelope) or not all(0 < length < math.inf for length in lengths):

@@ -66,7 +66,7 @@ class PooledMap(HeadMaps):
 
     def links(self, layer: int, head: int) -> list[DistantPair]:
         """Return the strongest far links of one head, largest weight first."""
-        # (layer, head) on the first two axes of the arrays.
+        # The indices of the layer and the head on the first two axes of the arrays.
         head_index = self.place(layer, head)
         links = []
         for (query, key), weight in zip(
@@ -114,6 +114,7 @@ class PooledHeatmap(MapsResult[PooledMap]):
             ),
         ),
     }
+    # In a file, the axes layer and head of a `PooledMap` are one axis, "heads": an entry per row of the table `heads`.
     ARRAYS: ClassVar[Any] = (
         Array("cells", "pooled attention", "share", (0, 1), axes=("heads", "rows", "columns")),
         Array(

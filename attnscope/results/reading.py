@@ -112,7 +112,8 @@ def _open_archive(path: Path) -> Iterator[Any]:
     require_regular_file(path, "a record")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
-            # A user may confuse heads.json with heads.npz: the message says so.
+            # A user may confuse heads.json with heads.npz: the message says so. `one_error_for_damage` begins it,
+            # such as "heads.json is no record of heads:", so that "one" in the message is a record of heads.
             file.seek(0)
             if file.read(200).lstrip().startswith(b'{"schema"'):
                 raise ValueError("it is the JSON of one, a copy for other programs")

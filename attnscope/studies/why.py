@@ -29,6 +29,7 @@ On models of 30 families the difference is at most 4 of these units.
 """
 
 
+# Inside, the caller's autocast, inference mode and default device are switched off.
 @with_default_torch
 def why(
     model: Model,
@@ -68,7 +69,8 @@ def why(
         Elhage et al. 2021, "QK circuits".
     """
     # Refuse a model that computes attention by code of its own, since its queries and keys cannot be read. Then run the
-    # model, and compute its own scores of the query. If no key is given, the scores choose one.
+    # model, and compute its own scores of the query. If no key is given, the scores choose one. `layer_key` is the kind
+    # of attention and the layer.
     require_seam(model.info, "what its queries and keys are made of")
     layer_run = read_layer(model, text, layer, kind, [head])
     queries = layer_run.queries
@@ -109,13 +111,14 @@ def why(
         "mean": query_scores.scores[query_scores.mask].mean(),
         "n_keys": query_scores.mask.sum(),
         "masked_before": (~query_scores.mask[:query_position]).sum(),
+        # From the query on, the query's own token included.
         "masked_after": (~query_scores.mask[query_position:]).sum(),
         "softcap": layer_run.inputs.softcap,
         "bias": bias,
         "rounding": MAX_ROUNDING * query_scores.eps * term_size,
     }
     tables = {"parts": parts_table, "score": Table.of(Why.TABLES["score"], [score_row])}
-    # The options are empty: all choices are in the table `score`.
+    # The text is the corpus. The options are empty: all choices are in the table `score`. The pairs are the only array.
     result = Why(layer_run.run, {"text": layer_run.text}, {}, tables, {"pairs": pair_terms})
     require_close(
         f"something else adds to the stream of {model.info.name}: the score of {result.name} differs from the sum of "

@@ -5,8 +5,8 @@ its queries, keys, values and masks, and gets back the heads' outputs. The funct
 that computes the output, and may also record or change the attention.
 
 Masks follow `torch.nn.functional.scaled_dot_product_attention`: boolean, True = this query MAY attend to this key.
-`torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden). Hugging Face gives its models
-1 = keep in masks of two dimensions, and 0 / finfo.min, to be added to scores, in masks of four.
+`torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden). Hugging Face has two forms. A
+mask of two dimensions holds 1 = keep and 0 = hidden. A mask of four is added to scores: 0 = keep, finfo.min = hidden.
 
 Two functions compute the same output. `attend` uses torch's fused kernels, which keep no weights.
 `attend_with_weights` computes the dense *map* of exact weights, and returns it too.
@@ -89,18 +89,18 @@ class AttentionCall:
         _, n_kv_heads, n_keys, _ = key
         if n_kv_heads == 0 or n_heads % n_kv_heads:
             raise ValueError(f"{n_heads} query heads are not a multiple of {n_kv_heads} key/value heads")
-        scores = (batch, n_heads, n_queries, n_keys)
+        scores_shape = (batch, n_heads, n_queries, n_keys)
         # Masks and biases get all four axes, of size 1 where an axis is shared.
         if self.mask is not None:
             require_boolean_mask("mask", self.mask)
             # The dataclass is frozen, so that plain assignment would raise.
-            object.__setattr__(self, "mask", _align_axes("mask", self.mask, scores))
+            object.__setattr__(self, "mask", _align_axes("mask", self.mask, scores_shape))
         if self.bias is not None:
             if not self.bias.is_floating_point():
                 raise TypeError(
                     f"bias is added to the scores and must be floating point; got {self.bias.dtype}"
                 )
-            object.__setattr__(self, "bias", _align_axes("bias", self.bias, scores))
+            object.__setattr__(self, "bias", _align_axes("bias", self.bias, scores_shape))
         if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap must be positive; got {self.softcap}")
         if self.window is not None and not self.window > 0:
@@ -160,7 +160,7 @@ def require_boolean_mask(name: str, mask: Tensor) -> None:
 def _align_axes(
     name: str,
     tensor: Tensor,
-    scores: tuple[int, int, int, int],
+    scores_shape: tuple[int, int, int, int],
 ) -> Tensor:
     """Return a view of a mask or bias with four axes.
 
@@ -170,9 +170,11 @@ def _align_axes(
     shape = tuple(tensor.shape)
     # Add the missing axes in front. Then each axis must have the full size, or 1.
     sizes = (1,) * (4 - len(shape)) + shape
-    fits = [size in (1, full_size) for size, full_size in zip(sizes, scores, strict=False)]
+    fits = [size in (1, full_size) for size, full_size in zip(sizes, scores_shape, strict=False)]
     if len(sizes) != 4 or not all(fits):
-        raise ValueError(f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores}")
+        raise ValueError(
+            f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores_shape}"
+        )
     return tensor.view(sizes)
 
 
@@ -187,22 +189,22 @@ def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] 
         True = may attend; None if every query may attend to every key. It may share memory with the call's mask, so do
         not write into it.
     """
-    queries, keys = _positions(call)
-    return visible_mask(call.mask, queries, keys, call.is_causal, call.window)
+    query_positions, key_positions = _positions(call)
+    return visible_mask(call.mask, query_positions, key_positions, call.is_causal, call.window)
 
 
 def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
     """Return the positions of all queries and of all keys, from 0."""
     device = call.query.device
-    queries = torch.arange(call.query.shape[2], device=device)
-    keys = torch.arange(call.key.shape[2], device=device)
-    return queries, keys
+    query_positions = torch.arange(call.query.shape[2], device=device)
+    key_positions = torch.arange(call.key.shape[2], device=device)
+    return query_positions, key_positions
 
 
 def visible_mask(
     mask: Tensor | None,
-    queries: Int[Tensor, " query"],
-    keys: Int[Tensor, " key"],
+    query_positions: Int[Tensor, " query"],
+    key_positions: Int[Tensor, " key"],
     is_causal: bool,
     window: int | None,
 ) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
@@ -210,8 +212,8 @@ def visible_mask(
 
     Args:
         mask: For these queries and keys, (batch, n_heads, query, key); None = it hides no key.
-        queries: Positions of the queries in the text.
-        keys: Positions of the keys in the text.
+        query_positions: Positions of the queries in the text.
+        key_positions: Positions of the keys in the text.
         is_causal: As in an AttentionCall.
         window: As in an AttentionCall.
 
@@ -221,12 +223,14 @@ def visible_mask(
     if not is_causal and window is None:
         return mask
     # Compare (query, 1) with (key,): both conditions are (query, key), and `is_near` is (1, 1, query, key).
-    queries = queries[:, None]
-    is_near = torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=keys.device)
+    query_positions = query_positions[:, None]
+    is_near = torch.ones(
+        1, 1, len(query_positions), len(key_positions), dtype=torch.bool, device=key_positions.device
+    )
     if is_causal:
-        is_near &= keys <= queries
+        is_near &= key_positions <= query_positions
     if window is not None:
-        is_near &= (keys - queries).abs() < window
+        is_near &= (key_positions - query_positions).abs() < window
     return is_near if mask is None else mask & is_near
 
 
@@ -351,8 +355,8 @@ def select_rows(
 
     `queries` are positions in the text; None = all.
     """
-    all_queries, keys = _positions(call)
-    queries = all_queries if queries is None else queries.to(keys.device)
+    all_queries, key_positions = _positions(call)
+    queries = all_queries if queries is None else queries.to(key_positions.device)
 
     def select(tensor: Tensor | None) -> Tensor | None:
         """Return a mask or bias for these texts and queries. An axis of size 1 is shared by all, and stays."""
@@ -366,7 +370,7 @@ def select_rows(
         query=call.query[texts][:, :, queries],
         key=call.key[texts],
         value=call.value[texts],
-        mask=visible_mask(select(call.mask), queries, keys, call.is_causal, call.window),
+        mask=visible_mask(select(call.mask), queries, key_positions, call.is_causal, call.window),
         bias=select(call.bias),
         is_causal=False,
         window=None,

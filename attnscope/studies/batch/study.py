@@ -75,6 +75,7 @@ _BYTES_PER_FILE_BYTE = 2
 """The memory of a loaded model, as a multiple of the size of its files."""
 
 
+# Inside, the caller's autocast, inference mode and default device are switched off.
 @with_default_torch
 def batch(
     spec: str,
@@ -138,6 +139,7 @@ def batch(
     try:
         with contextlib.closing(executor.map_blocks(drawer, make_tasks())) as outcomes:
             for n_done, outcome in enumerate(outcomes, 1):
+                # The block of texts that a worker gets at once is here a `_Task`, with one text.
                 text = outcome.block.text
                 # If the worker died, there is no result, and `death_reason` says why.
                 result = outcome.result or _make_failed_text(text, outcome.death_reason)
@@ -365,6 +367,7 @@ class _Drawer:
                 return self._draw(task, staged)
         except Exception as error:
             # One text must not end the run, whatever its error. `AttnscopeError` puts the error and hint into one line.
+            # The name of the step, the first argument, is not used.
             failure = describe_failure("", error)
             reason = AttnscopeError(failure["error"], failure["hint"])
             return _make_failed_text(task.text, str(reason))

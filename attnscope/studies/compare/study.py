@@ -344,7 +344,7 @@ class PairMeasurer(Measurer[DistanceSums]):
             if part.count_row(chunk.text_index, chunk.n_chunks):
                 finished.append(part._unfinished.pop(chunk.text_index))
                 part.n_texts += 1
-                part.n_tokens += chunk.n_queries
+                part.n_tokens += chunk.n_text_tokens
                 part.n_chunked += chunk.n_chunks > 1
         if finished:
             # Sums and counts of the finished texts, (text, head, head) each.

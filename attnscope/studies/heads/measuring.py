@@ -328,7 +328,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             return
 
         # Add the measures of the intact texts, unit by unit.
-        weights = np.array([1 / chunk.n_queries for chunk in batch])  # (chunk,)
+        weights = np.array([1 / chunk.n_text_tokens for chunk in batch])  # (chunk,)
         is_added = is_intact.repeat(n_units)  # (unit,)
         for kind, by_layer in result.sums.items():
             sums = {
