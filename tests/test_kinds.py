@@ -60,7 +60,7 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made):
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.shown_with} <= {*parameters}
         parameters = signature(kind.resolve("draw")).parameters if kind.draw else {}
-        if "shown" in parameters:
+        if "options" in parameters:
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.drawn_with} <= {*parameters}
         assert {*kind.usual_formats} <= {*kind.formats}

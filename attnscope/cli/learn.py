@@ -93,7 +93,7 @@ def split(
         return output.deliver(study(options=split_options))
     # With a text, the heads of one layer of a model are split.
     if text_options.layer is None:
-        raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
+        raise UsageError("split cuts the heads of one layer of a model", "give a layer, such as -L 3")
     prompt = Prompt(text_options.read())
     return output.deliver(study(model_options.load(), prompt, text_options.layer, split_options))
 

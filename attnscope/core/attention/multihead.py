@@ -130,7 +130,7 @@ class MultiHeadAttention(nn.Module):
                 queries, the causal mask is aligned at the upper left.
             need_weights: Whether to return the weights too. The output is then computed from the dense weights, slower
                 and in O(query * key) memory.
-            probe: A function that computes attention instead of `attend`: from an AttentionCall it returns the output.
+            probe: A function that computes attention instead of `attend`: gets the AttentionCall, returns its output.
             turn: A function that rotates queries and keys by their positions (RoPE). It gets and returns both, each
                 (batch, num_heads, token, d_head).
 
