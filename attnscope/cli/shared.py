@@ -15,6 +15,7 @@ from attnscope.studies.inputs.options import LoadOptions
 if TYPE_CHECKING:
     from attnscope.models import Model
     from attnscope.output import Output
+    from attnscope.results.kinds import ResultKind
 
 
 @options
@@ -86,18 +87,15 @@ class FileOptions(PrintingOptions):
         from attnscope.output import plan
         from attnscope.results.kinds import KINDS
 
+        return plan(kind, **self.output_options(KINDS[kind]), **record_options)
+
+    def output_options(self, kind: ResultKind) -> dict[str, Any]:
+        """Return the keyword arguments that `output.plan` and `output.show` take from this group, for one kind."""
+        output_options = dict(vars(self))
         # Records of some kinds have no option `every` (--all): for them, --all changes nothing.
-        if self.every and "every" in KINDS[kind].options:
-            record_options["every"] = True
-        return plan(
-            kind,
-            self.out,
-            self.formats,
-            columns=self.columns,
-            json=self.json,
-            quiet=self.quiet,
-            **record_options,
-        )
+        if not self.every or "every" not in kind.options:
+            del output_options["every"]
+        return output_options
 
 
 @options

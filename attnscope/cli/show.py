@@ -47,9 +47,6 @@ def show(
         "measures": record_options.measures,
         "sort": listing_options.sort,
     }
-    # Records of some kinds have no option `every` (--all): for them, --all changes nothing.
-    if file_options.every and "every" in record.record_kind().options:
-        show_options["every"] = True
     # `output.show` refuses an option that the record's kind lacks, unless its value is None. A flag that is not set is
     # False: make it None.
     for name, value in vars(token_options).items():
@@ -57,15 +54,8 @@ def show(
     try:
         # A damaged record may hold huge values. If they overflow, a warning of NumPy would not help the user.
         with np.errstate(all="ignore"):
-            output.show(
-                record,
-                file_options.out,
-                file_options.formats,
-                columns=file_options.columns,
-                json=file_options.json,
-                quiet=file_options.quiet,
-                **show_options,
-            )
+            file_arguments = file_options.output_options(record.record_kind())
+            output.show(record, **file_arguments, **show_options)
     except (
         TypeError,
         ValueError,

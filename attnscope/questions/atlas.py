@@ -229,6 +229,7 @@ class Atlas(Result):
         if "kl_explained" in heads:
             columns.append("kl_explained")
 
+        # Without --all it is not printed, but LaTeX and Markdown have as many of its rows as lines follow here.
         ranking = rank_heads(
             self, columns, order, printed="with --all", heading="all heads", n_printed=_N_LISTED_HEADS
         )

@@ -117,6 +117,7 @@ def yield_line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> I
             order,
             heading="every head",
             printed="with --all",
+            # No row of its own without --all: the list above has chosen them, see `Report.find_listed_rows`.
             n_printed=0,
         )
     # The first role of each head as a grid of letters, then the numbers behind all roles.

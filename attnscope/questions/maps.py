@@ -283,7 +283,7 @@ class MapsResult(Result, Generic[M]):
     maps: tuple[M, ...]
     picked: tuple[tuple[int, int], ...] | None = None
 
-    def listed_rows(self, **shown: Any) -> list[int]:
+    def find_listed_rows(self, **shown: Any) -> list[int]:
         """Return no rows: the terminal lists no table of weights, and files have all."""
         return []
 

@@ -280,7 +280,7 @@ class Relations(Result):
             description["alignment_heads"] = self.alignment_heads
         return description
 
-    def listed_rows(self, **shown: Any) -> list[int]:
+    def find_listed_rows(self, **shown: Any) -> list[int]:
         """Return the rows of files, one per relation and head, of the relations that the terminal lists."""
         heads = self.shown_heads
         listed = self.ranked[: Ranking.n_printed]

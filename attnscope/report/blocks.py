@@ -249,8 +249,8 @@ class Report:
                 blocks_by_name.setdefault(block.figure, []).append(block)
         return blocks_by_name
 
-    def listed_rows(self, table: Table) -> list[int]:
-        """Return the rows of a table that its rankings print without --all, each row once, in the order of printing.
+    def find_listed_rows(self, table: Table) -> list[int]:
+        """Find the rows of a table that its rankings print without --all, each row once, in the order of printing.
 
         Table files for people (LaTeX, Markdown) have the same rows.
         """

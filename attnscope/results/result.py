@@ -27,7 +27,7 @@ from attnscope.results.table import (
     Column,
     Table,
     find_declaration,
-    label_of,
+    make_label,
     require_shape,
     require_values,
 )
@@ -290,16 +290,17 @@ class Result:
         that the terminal lists, or all rows if it lists none. `shown` are options of `report`, such as `sort`.
         """
         rows = self._iterate_chosen_rows(columns, every=every)
-        if format_name != "csv":
-            header, *body = rows
-            listed = [] if every else self.listed_rows(**shown)
-            header = [label_of(name, self.file_table.columns) for name in header]
-            rows = iter([header, *([body[row] for row in listed] or body)])
-        return TABLE_WRITERS[format_name](rows)
+        if format_name == "csv":
+            return TABLE_WRITERS[format_name](rows)
+        names, *body = rows
+        labels = [make_label(name, self.file_table.columns) for name in names]
+        if not every:
+            body = [body[row] for row in self.find_listed_rows(**shown)] or body
+        return TABLE_WRITERS[format_name](iter([labels, *body]))
 
-    def listed_rows(self, **shown: Any) -> list[int]:
-        """Return the rows of the table of files that the terminal lists; see `to_table`."""
-        return self.report(**shown).listed_rows(self.file_table)
+    def find_listed_rows(self, **shown: Any) -> list[int]:
+        """Find the rows of the table of files that the terminal lists; see `to_table`."""
+        return self.report(**shown).find_listed_rows(self.file_table)
 
     def to_npz(self) -> bytes:
         """Return the bytes of an npz file: its arrays, and the JSON of `describe` as bytes. NaN and infinities stay."""

@@ -371,8 +371,11 @@ def find_declaration(name: str, columns: Mapping[str, ColumnT]) -> ColumnT:
     return replace(columns[base], kind="number", range=(None, None), refers_to="")
 
 
-def label_of(name: str, columns: Mapping[str, Column]) -> str:
-    """Return what people call a column, or a companion such as `effect_low`, also one that is not declared."""
+def make_label(name: str, columns: Mapping[str, Column]) -> str:
+    """Make the header of a column for people; of a companion, such as `effect_low`, from the title of its column.
+
+    A column that is not declared, as those of an array are, has the words of its name.
+    """
     base, _, companion = name.rpartition("_")
     if companion in COMPANIONS and base in columns:
         return f"{columns[base].title} {companion}"
